@@ -1,0 +1,31 @@
+# make demo: install, train on the embedded data, say where the results lie. make test: lint, types, tests.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+
+.PHONY: demo test clean
+
+demo: $(VENV)/installed
+	$(BIN)/python scripts/train.py model=vit_caption out=$(DEMO) overwrite=true
+
+test: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make a second run install nothing; a changed pyproject.toml installs again.
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

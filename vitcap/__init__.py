@@ -1,0 +1,28 @@
+"""vitcap: vision Transformers and image captioning with attention you can look at.
+
+import vitcap
+captioner = vitcap.load("runs/shapes/model.safetensors")
+print(captioner.caption("photo.jpg"))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitcap.captioner import Captioner
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def load(path: str | Path, *, device: str = "cpu") -> Captioner:
+    """Captioner of a model file (`model.safetensors`, a `.ckpt`) or of a finished run's folder.
+
+    Raises vitcap.checkpoint.CheckpointError, in one line, for anything else.
+    """
+    # Imported here so that `import vitcap` stays instant.
+    from vitcap.captioner import Captioner
+
+    return Captioner.load(path, device=device)

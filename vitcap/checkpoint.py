@@ -1,0 +1,184 @@
+"""Self-contained models on disk: weights, config, tokenizer and preprocessing in one file.
+
+Two kinds of file are read: `model.safetensors` (for sharing; the description is its metadata) and the trainer's
+`.ckpt` (the same description under the key `vitcap`, beside the optimiser state). Nothing in either can run code:
+pickles are opened with `weights_only=True`, and only encoders and decoders of vitcap.models are built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitcap.data.tokenizer import Tokenizer
+from vitcap.data.transforms import Preprocess
+from vitcap.models.captioner import CaptionModel
+
+FORMAT = 1
+MODEL_FILE = "model.safetensors"
+
+
+class CheckpointError(ValueError):
+    """A file that is no usable model; the message names it and says what it is."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Content of a model file. description: plain JSON types (see `describe`); weights: of the CaptionModel."""
+
+    description: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def describe(
+    *,
+    encoder: dict[str, Any],
+    decoder: dict[str, Any],
+    tokenizer: Tokenizer,
+    preprocess: Preprocess,
+    facts: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a model file says about itself, in plain JSON types.
+
+    encoder, decoder: `_target_` and keyword arguments that rebuild each; where the encoder's first weights came from
+    is kept as a fact, and not looked up again. facts: anything worth keeping (data, seed, scores).
+    """
+    origin = {k: encoder[k] for k in ("weights", "pretrained") if encoder.get(k)}
+    encoder = {**encoder, **{k: (False if k == "pretrained" else None) for k in origin}}
+    return {
+        "format": FORMAT,
+        "encoder": encoder,
+        "decoder": decoder,
+        "tokenizer": tokenizer.to_json(),
+        "preprocess": preprocess.to_dict(),
+        "facts": {**(facts or {}), "encoder_origin": origin},
+    }
+
+
+def build(part: dict[str, Any]) -> nn.Module:
+    """Instance of `_target_`, a class of vitcap.models, with the other entries as keyword arguments."""
+    target = str(part.get("_target_", ""))
+    module, _, name = target.rpartition(".")
+    if not module.startswith("vitcap.models."):
+        raise CheckpointError(f"refused to build {target!r}: only classes of vitcap.models are allowed in a model file")
+    try:
+        made = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise CheckpointError(f"this version of vitcap has no {target!r}: the model needs another version") from None
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise CheckpointError(f"refused to build {target!r}: it is no model class")
+    return made(**{key: value for key, value in part.items() if key != "_target_"})
+
+
+def rebuild(saved: Saved) -> CaptionModel:
+    """The model of a file, in evaluation mode. Raises CheckpointError when weights and config do not fit."""
+    d = saved.description
+    model = CaptionModel(
+        build(d["encoder"]), build(d["decoder"]), mean=d["preprocess"]["mean"], std=d["preprocess"]["std"]
+    )
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    wrong = [
+        f"{name} {tuple(tensor.shape)} instead of {shapes.get(name, 'nothing')}"
+        for name, tensor in saved.weights.items()
+        if shapes.get(name) != tuple(tensor.shape)
+    ]
+    if wrong:
+        raise CheckpointError(f"weights do not fit the model's own config: {'; '.join(wrong[:3])}")
+    model.load_state_dict(saved.weights, strict=False)
+    absent = set(_untied(model.state_dict())) - set(saved.weights)
+    if absent:
+        raise CheckpointError(f"weights are missing: {', '.join(sorted(absent)[:3])}")
+    return model.eval()
+
+
+def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with each shared tensor once, under its first name."""
+    seen: set[int] = set()
+    kept = {}
+    for name, tensor in weights.items():
+        if tensor.data_ptr() not in seen or not tensor.numel():
+            seen.add(tensor.data_ptr())
+            kept[name] = tensor
+    return kept
+
+
+def write(path: str | Path, model: CaptionModel, description: dict[str, Any]) -> Path:
+    """Save as safetensors, under a temporary name first, so that no half-written file ever has the final name."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    weights = {name: t.detach().cpu().contiguous() for name, t in _untied(model.state_dict()).items()}
+    try:
+        save_file(weights, temporary, metadata={"vitcap": json.dumps(description)})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def read(path: str | Path) -> Saved:
+    """Open a model file, or the one in a run folder. Raises CheckpointError in one line for anything else."""
+    path = Path(path)
+    if path.is_dir():
+        inside = path / MODEL_FILE
+        if not inside.exists():
+            raise CheckpointError(f"{path}: the folder holds no {MODEL_FILE}; name a model file or a finished run")
+        path = inside
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; name a model.safetensors, a .ckpt, or the folder of a run")
+    with open(path, "rb") as f:
+        head = f.read(128)
+    if not head:
+        raise CheckpointError(f"{path}: 0 bytes, the file is empty; copy or download it again")
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path}: a git-lfs pointer, not the model itself; run `git lfs pull`")
+    if head.lstrip()[:1] == b"<":
+        raise CheckpointError(f"{path}: an HTML or XML page, not a model; the download went wrong")
+    saved = _read_zip(path) if head.startswith(b"PK") else _read_safetensors(path)
+    if not isinstance(saved.description, dict) or not isinstance(saved.description.get("format"), int):
+        raise CheckpointError(f"{path}: no vitcap model: it has weights but no description of the model")
+    if saved.description["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path}: written by a newer vitcap (format {saved.description['format']}, this one reads {FORMAT}); update"
+        )
+    return saved
+
+
+def _read_safetensors(path: Path) -> Saved:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as f:
+            metadata = f.metadata() or {}
+            weights = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
+        return Saved(json.loads(metadata.get("vitcap", "null")), weights)
+    except (SafetensorError, ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: neither a safetensors file nor a .ckpt, or damaged ({error})") from None
+
+
+def _read_zip(path: Path) -> Saved:
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path}: the file is cut or damaged; copy or download it again")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0][:200]
+        raise CheckpointError(f"{path}: not a checkpoint that can be opened safely ({reason})") from None
+    if not isinstance(content, dict) or "vitcap" not in content or "state_dict" not in content:
+        raise CheckpointError(f"{path}: a torch file, but no vitcap checkpoint (it lacks the description of the model)")
+    weights = {}
+    for name, tensor in content["state_dict"].items():
+        # Wrappers put their own prefixes before the names: torch.compile, DistributedDataParallel, the training task.
+        clean = name.replace("_orig_mod.", "").removeprefix("module.").removeprefix("model.")
+        weights[clean] = tensor
+    return Saved(content["vitcap"], weights)

@@ -1,0 +1,124 @@
+"""Options that several commands share, and what they mean: the model, the search."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_SEARCH = ("max_length", "min_length", "no_repeat_ngram", "beams", "length_penalty", "temperature", "top_k", "top_p")
+
+
+class UsageError(ValueError):
+    """A command line that cannot be carried out."""
+
+
+def number(kind: type, low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str], Any]:
+    """A parser of numbers in low..high; `above` leaves `low` out."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (low < value if above else low <= value) or value > high or math.isinf(value):
+            noun = "whole number" if kind is int else "number"
+            limits = f"above {low}" if above else f"of at least {low}"
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: a {noun} {limits}" + (f" and at most {high}" if high < math.inf else "") + " is wanted"
+            )
+        return value
+
+    return parse
+
+
+def indices(text: str) -> list[int]:
+    """A parser of numbers joined by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers such as 0 or 0,2 are wanted") from None
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Pictures and the model that reads them."""
+    photos = "photos, and folders to look for photos in; after --, names may begin with a dash"
+    parser.add_argument("photos", nargs="+", metavar="PHOTO_OR_FOLDER", help=photos)
+    parser.add_argument("--model", metavar="FILE", help="checkpoint of a trained captioner")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps; chosen by itself if left out")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar and no notes; errors are still shown")
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """How captions are searched for; read by `build_search`."""
+    group = parser.add_argument_group("search", "what is left out is taken from the model")
+    whole, positive = number(int, 0), number(int, 1)
+    group.add_argument("--beams", type=positive, metavar="N", help="width of the beam search; 1 is greedy search")
+    group.add_argument("--max-length", type=positive, metavar="N", help="most tokens of a caption")
+    group.add_argument("--min-length", type=whole, metavar="N", help="fewest tokens of a caption")
+    group.add_argument("--length-penalty", type=number(float, 0), metavar="X", help="0 favours short captions")
+    group.add_argument("--no-repeat-ngram", type=whole, metavar="N", help="no N tokens in a row twice; 0 is off")
+    group.add_argument("--sample", action="store_true", help="draw captions at random instead of a beam search")
+    group.add_argument("--temperature", type=number(float, 0, above=True), metavar="X", help="below 1 is bolder")
+    group.add_argument("--top-k", type=whole, metavar="N", help="draw from the N likeliest tokens; 0 is all")
+    group.add_argument("--top-p", type=number(float, 0, 1, above=True), metavar="X", help="nucleus sampling")
+    group.add_argument("--seed", type=whole, metavar="N", help="equal seeds and batches draw equal captions")
+
+
+def build_search(arguments: argparse.Namespace, default: Any, n_best: int = 1) -> Any:
+    """The search that the options ask for, completed from the model's own; None if they ask for nothing."""
+    from vitcap.decoding import Beam, Greedy, Sample
+
+    given = {name: value for name in _SEARCH if (value := getattr(arguments, name)) is not None}
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        if getattr(arguments, name) is not None and not arguments.sample:
+            raise UsageError(f"--{name.replace('_', '-')} is for random captions: add --sample")
+    if not given and not arguments.sample and n_best == 1:
+        return None
+    if arguments.sample:
+        kind: Any = Sample
+    elif arguments.beams is not None or n_best > 1:
+        kind = Greedy if arguments.beams == 1 else Beam
+    else:
+        kind = type(default) if is_dataclass(default) else Beam
+    known = {field.name for field in fields(kind)}
+    values = {name: getattr(default, name) for name in known if hasattr(default, name)} | given
+    if kind is Greedy:
+        values.pop("beams", None)
+        if n_best > 1:
+            raise UsageError(f"--n-best {n_best} needs --beams {n_best} or more, or --sample")
+    if kind is Beam and n_best > values.get("beams", Beam().beams):
+        if arguments.beams is not None:
+            raise UsageError(f"--n-best {n_best} needs --beams {n_best} or more")
+        values["beams"] = n_best
+    if unknown := sorted(set(values) - known):
+        option = unknown[0].replace("_", "-")
+        raise UsageError(f"--{option} does not apply to {kind.__name__.lower()} search")
+    return kind(**values | {name: n_best for name in ("n_best", "samples") if name in known})
+
+
+def load(arguments: argparse.Namespace) -> Any:
+    """The captioner that --model names, on the wanted device."""
+    import torch
+
+    import vitcap
+
+    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise UsageError(f"--device {name}: there is no such device; cpu or cuda is wanted") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: torch finds no CUDA device on this computer; use --device cpu")
+    return vitcap.load(arguments.model, device=name)
+
+
+def require_model(arguments: argparse.Namespace) -> None:
+    """Stop before any work when --model is missing."""
+    if arguments.model is None:
+        raise UsageError(
+            "no model given and none is packaged: add --model FILE, a checkpoint such as the one that "
+            "`python scripts/train.py model=vit_caption` writes and names at its end"
+        )

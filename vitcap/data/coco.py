@@ -1,0 +1,231 @@
+"""Captions in JSON: the COCO format (Chen et al. 2015) and the split files of Karpathy and Fei-Fei 2015."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitcap.data.reading import image_folder, only_file, plain_path, read_json
+from vitcap.data.records import Entry, FileSource
+
+_CAPTION_FILE = re.compile(r"captions_(train|val|test)(\d{4})?\.json")
+
+
+class CocoSource(FileSource):
+    """COCO captions: one annotation file and one image folder for each split.
+
+    root: the data folder. annotations: split -> JSON file under it; left out, `annotations/captions_<split><year>.json`
+        and `captions_<split><year>.json` are looked for. images: split -> image folder; left out, the usual
+        `<split><year>`, `images/<split><year>`, `<split>`, `images/<split>`, `images` and the root itself.
+    val_fraction, split_seed, on_missing, report: see FileSource.
+
+    An annotation of an unknown image and two files under one image id are errors: captions must not change pictures.
+    """
+
+    name = "coco"
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        annotations: Mapping[str, str] | None = None,
+        images: Mapping[str, str] | None = None,
+        val_fraction: float | None = None,
+        split_seed: int = 0,
+        on_missing: str = "error",
+    ) -> None:
+        super().__init__(root, val_fraction=val_fraction, split_seed=split_seed, on_missing=on_missing)
+        self.images = dict(images or {})
+        if annotations:
+            self.annotations = {split: self.root / name for split, name in annotations.items() if name}
+        else:
+            self.annotations = self._discover()
+
+    def _discover(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for path in sorted([*self.root.glob("annotations/captions_*.json"), *self.root.glob("captions_*.json")]):
+            if match := _CAPTION_FILE.fullmatch(path.name):
+                if other := found.get(match[1]):
+                    raise ValueError(f"{self.root}: {other.name} and {path.name} both fit; choose with annotations=")
+                found[match[1]] = path
+        if not found:
+            raise FileNotFoundError(
+                f"{self.root}: no annotations/captions_train2017.json or the like; name the files with annotations="
+            )
+        return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+    def _own_splits(self) -> tuple[str, ...]:
+        return tuple(self.annotations)
+
+    def _why_not(self, split: str) -> str:
+        return f" (no captions_{split}*.json)"
+
+    def _entries(self, split: str) -> list[Entry]:
+        path = self.annotations[split]
+        data = read_json(path)
+        for what, count in _validate(data, path).items():
+            self._note(what, str(path), count)
+        if not data["images"]:
+            raise ValueError(f"{path}: no images in it")
+        images, captions = _index(data)
+        year = match[2] or "" if (match := _CAPTION_FILE.fullmatch(path.name)) else ""
+        usual = [f"{split}{year}", f"images/{split}{year}", split, f"images/{split}", "images", ""]
+        example = plain_path(data["images"][0]["file_name"])
+        folder = image_folder(self.root, self.images.get(split), usual, example)
+        return [
+            Entry(
+                image_id,
+                folder / plain_path(image["file_name"]),
+                [annotation.get("caption") for annotation in captions.get(image_id, ())],
+                f"{path.name}, image id {image_id}",
+            )
+            for image_id, image in images.items()
+        ]
+
+
+class KarpathySource(FileSource):
+    """A split file of Karpathy and Fei-Fei 2015: `dataset_coco.json`, `dataset_flickr8k.json` or `_flickr30k.json`.
+
+    root: the data folder. json: the split file under it; left out, the only `dataset*.json`. images: the folder that
+        `filepath` and `filename` start from; left out, the root, `images` or the usual Flickr folders.
+    restval: count "restval" (COCO val images in neither val nor test) as train, as is usual; else it is a split.
+    val_fraction, split_seed, on_missing, report: see FileSource.
+
+    Ids are COCO's own if the file has them. Captions are the raw sentences; the token lists of the file are only used
+    where there is no raw text.
+    """
+
+    name = "karpathy"
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        json: str | None = None,
+        images: str | None = None,
+        restval: bool = True,
+        val_fraction: float | None = None,
+        split_seed: int = 0,
+        on_missing: str = "error",
+    ) -> None:
+        super().__init__(root, val_fraction=val_fraction, split_seed=split_seed, on_missing=on_missing)
+        self.file = self.root / json if json else only_file(self.root, ["dataset*.json", "*/dataset*.json"], "json")
+        self.images, self.restval = images, restval
+
+    @cached_property
+    def _by_split(self) -> dict[str, list[Entry]]:
+        data = read_json(self.file)
+        images = data.get("images") if isinstance(data, dict) else None
+        if not isinstance(images, list) or not images:
+            raise ValueError(f"{self.file}: {_kind(data)}, not a Karpathy split file (an object with a list of images)")
+        usual = [
+            "",
+            "images",
+            "Images",
+            "Flicker8k_Dataset",
+            "Flickr8k_Dataset",
+            "flickr30k-images",
+            "flickr30k_images",
+        ]
+        folder: Path | None = None
+        by_split: dict[str, list[Entry]] = {}
+        seen: dict[object, str] = {}
+        for number, image in enumerate(images):
+            where = f"{self.file.name}, image {number}"
+            if not isinstance(image, dict) or not all(key in image for key in ("filename", "split", "sentences")):
+                hint = "; a COCO annotation file is read by the coco source" if "annotations" in data else ""
+                raise ValueError(f"{self.file}: image {number} has no filename, split and sentences{hint}")
+            name = "/".join(plain_path(str(part)) for part in (image.get("filepath"), image["filename"]) if part)
+            folder = folder or image_folder(self.root, self.images, usual, name)
+            image_id: Any = image.get("cocoid", image.get("imgid", name))
+            if not _is_id(image_id):
+                raise ValueError(f"{self.file}: image {number} has the id {image_id!r}; a number or text is wanted")
+            for key in (("id", image_id), name):
+                if key in seen:
+                    raise ValueError(f"{self.file}: {name} (id {image_id}) is there twice: {seen[key]} and {where}")
+                seen[key] = where
+            split = "train" if image["split"] == "restval" and self.restval else str(image["split"])
+            captions = [self._sentence(sentence, where) for sentence in image["sentences"]]
+            by_split.setdefault(split, []).append(Entry(image_id, folder / name, captions, where))
+        return by_split
+
+    def _sentence(self, sentence: Any, where: str) -> object:
+        if not isinstance(sentence, dict):
+            return None
+        tokens, raw = sentence.get("tokens"), sentence.get("raw")
+        if tokens == [] and raw:
+            self._note("empty token lists, raw text used", where)
+        return raw or (" ".join(map(str, tokens)) if isinstance(tokens, list) else raw)
+
+    def _own_splits(self) -> tuple[str, ...]:
+        return tuple(self._by_split)
+
+    def _entries(self, split: str) -> list[Entry]:
+        return self._by_split[split]
+
+
+def _validate(data: Any, path: Path) -> Counter[str]:
+    """One clear error for what is no COCO captions file; counts of what is odd but harmless."""
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("images", "annotations")):
+        raise ValueError(f"{path}: {_kind(data)}, not a COCO captions file (lists of images and of annotations)")
+    counts: Counter[str] = Counter()
+    files: dict[object, str] = {}
+    for number, image in enumerate(data["images"]):
+        image_id, name = (image.get("id"), image.get("file_name")) if isinstance(image, dict) else (None, None)
+        if not _is_id(image_id) or not isinstance(name, str) or not name.strip():
+            raise ValueError(f"{path}: image {number} of the list has no id and file_name: {str(image)[:80]}")
+        if files.setdefault(image_id, name) != name:
+            raise ValueError(f"{path}: image id {image_id!r} stands for two files, {files[image_id]} and {name}")
+    counts["images listed twice merged"] = len(data["images"]) - len(files)
+    unknown, ids = [], set()
+    for number, annotation in enumerate(data["annotations"]):
+        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+        if not _is_id(image_id):
+            raise ValueError(f"{path}: annotation {number} of the list has no image_id: {str(annotation)[:80]}")
+        if image_id not in files:
+            unknown.append(image_id)
+        ids.add(annotation.setdefault("id", number))
+    if unknown:
+        raise ValueError(
+            f"{path}: {len(unknown)} of {len(data['annotations'])} annotations are of images that are not in its image "
+            f"list, first of image id {unknown[0]!r}"
+        )
+    if data["annotations"] and not any("caption" in annotation for annotation in data["annotations"]):
+        raise ValueError(f"{path}: no annotation has a caption (an instances file?); a captions file is wanted")
+    counts["repeated annotation ids kept"] = len(data["annotations"]) - len(ids)
+    return +counts
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _kind(data: Any) -> str:
+    """What a JSON file is that was taken for another format."""
+    if isinstance(data, list):
+        results = data and isinstance(data[0], dict) and {"image_id", "caption"} <= set(data[0])
+        return "a list, as COCO results files are" if results else "a list"
+    if not isinstance(data, dict):
+        return f"a single {type(data).__name__}"
+    first = data["images"][0] if isinstance(data.get("images"), list) and data["images"] else None
+    if isinstance(first, dict) and "sentences" in first:
+        return "a Karpathy split file"
+    return f"an object with the keys {', '.join(map(str, list(data)[:6])) or '(none)'}"
+
+
+def _index(data: dict[str, Any]) -> tuple[dict[Any, dict[str, Any]], dict[Any, list[dict[str, Any]]]]:
+    """Images by id, and annotations by image id."""
+    from pycocotools.coco import COCO  # here, since it loads the mask extension, which no other source needs
+
+    index = COCO()
+    index.dataset = data  # not by path: COCO opens files with the encoding of the locale
+    with contextlib.redirect_stdout(io.StringIO()):
+        index.createIndex()
+    return index.imgs, index.imgToAnns

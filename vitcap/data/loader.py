@@ -1,0 +1,192 @@
+"""Records to batches: dataset, collation, and a loader that can stop anywhere and go on at the same place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitcap.data.images import ImageError
+from vitcap.data.records import CaptionRecord
+from vitcap.data.tokenizer import Tokenizer
+from vitcap.types import BOS, EOS, PAD, Batch
+
+log = logging.getLogger(__name__)
+
+Place = tuple[int, int]
+"""(epoch, index): what the sampler hands to the dataset, so that random choices depend on nothing else."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One record, ready for collation. captions: token ids with BOS and EOS, at most G of them."""
+
+    id: int | str
+    image: Tensor | None
+    features: Tensor | None
+    captions: tuple[tuple[int, ...], ...]
+    label: int | None
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that could not be read, with the reason; it travels to the main process instead of an exception."""
+
+    id: int | str
+    reason: str
+
+
+class CaptionDataset(Dataset[Sample | BadRecord]):
+    """Records, read and tokenised one at a time.
+
+    transform: (picture, generator) -> (3, H, W) uint8. features: (record position, generator) -> (N, C), in place of
+    pictures. captions_per_image: G; of more captions G are drawn anew each epoch. max_length: tokens of a caption,
+    BOS and EOS included; longer ones are cut.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[CaptionRecord],
+        tokenizer: Tokenizer | None,
+        *,
+        transform: Callable[[Image.Image, torch.Generator], Tensor],
+        features: Callable[[int, torch.Generator], Tensor] | None = None,
+        captions_per_image: int = 5,
+        max_length: int = 40,
+        seed: int = 0,
+    ) -> None:
+        self.records, self.tokenizer = records, tokenizer
+        self.transform, self.features = transform, features
+        self.captions_per_image, self.max_length, self.seed = captions_per_image, max_length, seed
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, place: Place) -> Sample | BadRecord:
+        epoch, index = place
+        record = self.records[index]
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) * 1_000_003 + index)
+        image = features = None
+        if self.features is not None:
+            features = self.features(index, generator)
+        else:
+            try:
+                image = self.transform(record.open(), generator)
+            except ImageError as error:
+                return BadRecord(record.image_id, str(error))
+        captions: tuple[tuple[int, ...], ...] = ()
+        if self.tokenizer is not None:
+            chosen = record.captions
+            if len(chosen) > self.captions_per_image:
+                order = torch.randperm(len(chosen), generator=generator)[: self.captions_per_image].tolist()
+                chosen = tuple(chosen[i] for i in order)
+            captions = tuple((BOS, *self.tokenizer.encode(caption)[: self.max_length - 2], EOS) for caption in chosen)
+        return Sample(record.image_id, image, features, captions, record.label)
+
+
+def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[BadRecord]]:
+    """Samples to one batch (None if none could be read), and the records that could not be read.
+
+    Captions are padded with PAD to the longest, images with fewer captions with rows of PAD.
+    """
+    bad = [s for s in samples if isinstance(s, BadRecord)]
+    good = [s for s in samples if isinstance(s, Sample)]
+    if not good:
+        return None, bad
+    images = torch.stack([s.image for s in good if s.image is not None]) if good[0].image is not None else None
+    features = (
+        torch.stack([s.features for s in good if s.features is not None]) if good[0].features is not None else None
+    )
+    captions = None
+    groups = max(len(s.captions) for s in good)
+    if groups:
+        length = max(len(c) for s in good for c in s.captions)
+        captions = torch.full((len(good), groups, length), PAD)
+        for row, sample in enumerate(good):
+            for group, caption in enumerate(sample.captions):
+                captions[row, group, : len(caption)] = torch.tensor(caption)
+    labels = [s.label for s in good]
+    return (
+        Batch(
+            ids=tuple(s.id for s in good),
+            images=images,
+            features=features,
+            captions=captions,
+            labels=None if any(label is None for label in labels) else torch.tensor(labels),
+        ),
+        bad,
+    )
+
+
+class EpochBatches:
+    """Batch sampler whose order is a function of (seed, epoch) alone, and that can start in the middle of an epoch."""
+
+    def __init__(self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0, drop_last: bool = False) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch size must be at least 1, got {batch_size}")
+        self.size, self.batch_size, self.shuffle, self.seed = size, batch_size, shuffle, seed
+        self.drop_last = drop_last and size >= batch_size
+        self.epoch = 0
+        self.start = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning at the start of every epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        order = list(range(self.size))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            order = torch.randperm(self.size, generator=generator).tolist()
+        for batch in range(self.start, len(self)):
+            yield [(self.epoch, i) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+
+
+class BatchLoader(DataLoader[Any]):
+    """DataLoader of batches that counts what it has handed out, so that training resumes at the next batch.
+
+    on_bad: "error" ends with an ImageError at the first unreadable record; "skip" leaves it out, logs it once and
+    keeps it in `bad` (id -> reason).
+    """
+
+    def __init__(
+        self, dataset: CaptionDataset, batches: EpochBatches, *, on_bad: str = "error", **options: Any
+    ) -> None:
+        if on_bad not in ("error", "skip"):
+            raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")
+        # A generator of its own: the default would draw its base seed from the global one that drives dropout.
+        super().__init__(dataset, batch_sampler=batches, collate_fn=collate, generator=torch.Generator(), **options)
+        self.batches, self.on_bad = batches, on_bad
+        self.bad: dict[int | str, str] = {}
+        self._done = 0
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        self._done = self.batches.start
+        for batch, bad in super().__iter__():
+            self.batches.start = 0  # the sampler has read it; the next epoch starts at its beginning
+            self._done += 1
+            for record in bad:
+                if self.on_bad == "error":
+                    raise ImageError(f"{record.reason} (data.on_bad=skip leaves such pictures out)")
+                if record.id not in self.bad:
+                    log.warning("left out: %s", record.reason)
+                    self.bad[record.id] = record.reason
+            if batch is not None:
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Batches of this epoch that were handed out."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after that many batches."""
+        self.batches.start = state["done"] % max(len(self.batches), 1)

@@ -1,0 +1,139 @@
+"""Captions to token ids and back: word vocabulary or byte-level BPE, both of the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as _Library
+
+from vitcap.types import BOS, EOS, PAD, UNK
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+KINDS = ("word", "bpe")
+
+
+def _word_pipeline(tokenizer: _Library) -> None:
+    """Lower case; inner apostrophes, hyphens and dots kept, other punctuation dropped (COCO practice)."""
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.NFC(),
+            normalizers.Lowercase(),
+            normalizers.Replace("’", "'"),
+            # Everything that is no letter, mark, digit or a joiner between two of them becomes a blank.
+            normalizers.Replace(Regex(r"(?<![\p{L}\p{M}\p{N}])['.\-&]+|['.\-&]+(?![\p{L}\p{M}\p{N}])"), " "),
+            normalizers.Replace(Regex(r"[^\p{L}\p{M}\p{N}'.\-&]+"), " "),
+            normalizers.Strip(),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
+class Tokenizer:
+    """Text <-> ids, with PAD, BOS, EOS, UNK = 0, 1, 2, 3. `kind` is "word" or "bpe"."""
+
+    def __init__(self, library: _Library, kind: str) -> None:
+        self._library, self.kind = library, kind
+
+    @classmethod
+    def train(
+        cls, captions: Iterable[str], *, kind: str = "word", min_count: int = 5, vocab_size: int = 8000
+    ) -> Tokenizer:
+        """Vocabulary of training captions.
+
+        word: words seen at least min_count times (COCO practice: 5), at most vocab_size of them, the rest UNK.
+        bpe: byte-level byte-pair encoding of vocab_size tokens (Sennrich et al. 2016), no unknown words.
+        Raises ValueError for an unknown kind or when no word is left.
+        """
+        if kind == "word":
+            probe = _Library(models.WordLevel({}, unk_token=SPECIAL[UNK]))
+            _word_pipeline(probe)
+            counts: Counter[str] = Counter()
+            for caption in captions:
+                counts.update(probe.normalizer.normalize_str(caption).split())
+            # Most frequent first, then by the alphabet, so that the same captions give the same ids anywhere.
+            kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
+            if not kept:
+                raise ValueError(
+                    f"no word occurs {min_count} times in the training captions ({len(counts)} different words): "
+                    "lower data.min_count"
+                )
+            words = [*SPECIAL, *(w for w in kept if w not in SPECIAL)][: max(vocab_size, len(SPECIAL) + 1)]
+            library = _Library(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=SPECIAL[UNK]))
+            _word_pipeline(library)
+        elif kind == "bpe":
+            library = _Library(models.BPE())
+            library.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+            library.decoder = decoders.ByteLevel()
+            trainer = trainers.BpeTrainer(
+                vocab_size=vocab_size,
+                special_tokens=list(SPECIAL),
+                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                show_progress=False,
+            )
+            library.train_from_iterator((c.strip() for c in captions), trainer)
+        else:
+            raise ValueError(f"unknown tokenizer kind {kind!r}; choose one of {', '.join(KINDS)}")
+        return cls(library, kind)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return self._library.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a caption, without BOS and EOS."""
+        return self._library.encode(text.strip(), add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text up to the first EOS; PAD and BOS are left out."""
+        return " ".join(word for word, _, _ in self.words(ids))
+
+    def words(self, ids: Iterable[int]) -> list[tuple[str, int, int]]:
+        """(word, start, stop): words with the half-open span of token positions that spell each."""
+        spans: list[tuple[str, int, int]] = []
+        pieces: list[str] = []
+        start = 0
+
+        def close(stop: int) -> None:
+            text = self._library.decoder.decode(pieces).strip() if self.kind == "bpe" else "".join(pieces)
+            if text:
+                spans.append((text, start, stop))
+
+        for position, index in enumerate(ids):
+            index = int(index)
+            if index == EOS:
+                break
+            if index in (PAD, BOS):
+                continue
+            piece = self._library.id_to_token(index)
+            if piece is None:
+                raise ValueError(f"token id {index} is outside the vocabulary of {self.vocab_size}")
+            if pieces and (self.kind == "word" or piece.startswith("Ġ")):
+                close(position)
+                pieces = []
+            if not pieces:
+                start = position
+            pieces.append(piece)
+            stop = position + 1
+        if pieces:
+            close(stop)
+        return spans
+
+    def unknown_share(self, captions: Sequence[str]) -> float:
+        """Share of tokens outside the vocabulary, 0..1."""
+        ids = [i for caption in captions for i in self.encode(caption)]
+        return ids.count(UNK) / len(ids) if ids else 0.0
+
+    def to_json(self) -> str:
+        """The whole tokenizer as text, for the checkpoint."""
+        return json.dumps({"kind": self.kind, "library": json.loads(self._library.to_str())}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """Inverse of to_json."""
+        saved = json.loads(text)
+        return cls(_Library.from_str(json.dumps(saved["library"], ensure_ascii=False)), saved["kind"])

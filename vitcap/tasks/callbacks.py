@@ -1,0 +1,115 @@
+"""Callbacks of training: self-contained, exactly resumable checkpoints; averaged weights; progress for logs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+
+class SelfContained(L.Callback):
+    """Puts into every checkpoint what describes the model, and the random state that the next step starts from.
+
+    description: plain JSON types, stored under the key `vitcap`.
+    """
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.description = description
+        self._random: torch.Tensor | None = None
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Everything that dropout and drop path draw from is torch's generator; data draw from (seed, epoch, index)."""
+        checkpoint["vitcap"] = self.description
+        checkpoint["random"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._random = checkpoint.get("random")
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # As late as possible: setting up a trainer draws random numbers too.
+        if self._random is not None:
+            torch.set_rng_state(self._random)
+            self._random = None
+
+
+class WeightAverage(EMAWeightAveraging):
+    """Exponential moving average of the weights; validation, checkpoints and the final model use the average.
+
+    The decay grows as min(decay, (1 + n) / (10 + n)) with the update n, so that the first random weights are forgotten
+    (Tan and Le 2019, after TensorFlow's ExponentialMovingAverage).
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"decay of the averaged weights must be in [0, 1), got {decay}")
+
+        def average(mean: Any, new: Any, count: Any) -> Any:
+            keep = min(decay, (1.0 + float(count)) / (10.0 + float(count)))
+            return torch.lerp(new, mean, keep) if mean.is_floating_point() else new
+
+        super(EMAWeightAveraging, self).__init__(avg_fn=average, use_buffers=False)
+        self.update_every_n_steps = 1
+        self.update_starting_at_step = None
+        self.update_starting_at_epoch = None
+
+
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress(L.Callback):
+    """One line every few seconds and one at the end of each epoch, with speed, scores and the time that is left."""
+
+    def __init__(self, *, every: float = 10.0, scores: tuple[str, ...] = ("BLEU-4", "CIDEr-D")) -> None:
+        self.every, self.scores = every, scores
+        self._begin = self._last = time.monotonic()
+        self._images = self._first_step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin = self._last = time.monotonic()
+        self._first_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._images += len(batch)
+        now = time.monotonic()
+        if now - self._last < self.every:
+            return
+        total = int(trainer.estimated_stepping_batches)
+        done = trainer.global_step
+        left = (now - self._begin) / max(done - self._first_step, 1) * (total - done)
+        print(
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {done}/{total}  "
+            f"loss {float(trainer.callback_metrics.get('train/loss_step', float('nan'))):.3f}  "
+            f"{self._images / (now - self._last):.0f} images/s  {clock(now - self._begin)} gone, {clock(left)} left",
+            flush=True,
+        )
+        self._images, self._last = 0, now
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused = time.monotonic()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        seen = trainer.callback_metrics
+        figures = [f"val loss {float(seen['val/loss']):.3f}"] if "val/loss" in seen else []
+        for name in self.scores:
+            if f"val/{name}" in seen:
+                figures.append(f"{name} {100 * float(seen[f'val/{name}']):.1f}")
+        now = time.monotonic()
+        print(
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs} scored in {now - self._paused:.0f} s: "
+            f"{'  '.join(figures)}  ({clock(now - self._begin)})",
+            flush=True,
+        )
+        self._last += now - self._paused

@@ -1,0 +1,170 @@
+"""From attention weights to a map over the original photograph.
+
+Letters for shapes: T tokens of the caption, L decoder layers, H heads, N memory tokens (prefix tokens first, then
+rows * columns patches in row-major order). Maps keep the absolute weights of the model; nothing is rescaled by its own
+range, so maps of different words, layers and pictures can be compared. Pure NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Window = tuple[float, float, float, float]
+"""(x0, y0, x1, y1): the rectangle of the upright photo, in its pixels, that the model input shows."""
+
+FLAT = 1.25
+"""A map whose peak is at most this multiple of its mean is called flat: it points at no place."""
+
+
+def _select(attention: NDArray, axis: int, chosen: int | Sequence[int] | None, name: str) -> NDArray:
+    """Mean over the chosen indices of one axis, which stays as length 1; None = all of them."""
+    size = attention.shape[axis]
+    wanted = range(size) if chosen is None else [chosen] if isinstance(chosen, int) else list(chosen)
+    if not wanted:
+        raise ValueError(f"{name}: none chosen; give at least one index, or None for the mean over all {size}")
+    for index in wanted:
+        if not -size <= index < size:
+            raise ValueError(f"{name}: there is no {index}; this model has {size}, so give 0 to {size - 1} (-1 = last)")
+    return attention.take([i % size for i in wanted], axis).mean(axis, keepdims=True)
+
+
+def word_map(
+    attention: ArrayLike,
+    span: tuple[int, int],
+    *,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+    merge: str = "mean",
+) -> NDArray[np.float64]:
+    """The attention of one word over the patches.
+
+    attention: (T, L, H, N) cross-attention weights of the step that emitted each token; rows over N sum to 1.
+    span: (start, stop) of the word's tokens, half-open.
+    grid: (rows, columns) of the last rows * columns memory tokens, as the model states it; never guessed from N.
+    prefix: number of memory tokens before them that are no place in the picture (class token, registers).
+    layers, heads: index, indices or None; several are averaged, None averages all. Negative counts from the end.
+    merge: "mean" over the tokens of the word (stays a distribution over N), or "max" over them, divided by its sum.
+
+    Returns (rows, columns). The values are the absolute weights: they sum to 1 minus the share that went to prefix
+    tokens; `lift` turns them into multiples of uniform attention.
+
+    Raises ValueError for a shape, span or index that does not fit.
+    """
+    weights = np.asarray(attention, dtype=np.float64)
+    rows, columns = grid
+    if weights.ndim != 4 or weights.shape[3] != prefix + rows * columns:
+        raise ValueError(
+            f"attention has the shape {weights.shape}; expected (tokens, layers, heads, {prefix + rows * columns}) "
+            f"for {prefix} prefix tokens and a grid of {rows} x {columns}"
+        )
+    start, stop = span
+    if not 0 <= start < stop <= len(weights):
+        raise ValueError(f"span ({start}, {stop}) is empty or outside the {len(weights)} tokens of the caption")
+    if merge not in ("mean", "max"):
+        raise ValueError(f"merge is {merge!r}; choose 'mean' or 'max'")
+    tokens = _select(_select(weights[start:stop], 1, layers, "layers"), 2, heads, "heads")[:, 0, 0]
+    if not np.isfinite(tokens).all():
+        raise ValueError("the attention holds values that are not finite (NaN or infinity), so there is no map to draw")
+    if merge == "mean":
+        merged = tokens.mean(0)
+    else:
+        merged = tokens.max(0)
+        merged = merged / (merged.sum() or 1.0)
+    return merged[prefix:].reshape(rows, columns)
+
+
+def lift(heat: ArrayLike) -> NDArray[np.float64]:
+    """Map times its number of patches: multiples of uniform attention.
+
+    1 is what every patch gets when all attention is spread evenly over the patches; the mean over the map is the
+    share of attention that did not go to prefix tokens.
+    """
+    values = np.asarray(heat, dtype=np.float64)
+    return values * values.size
+
+
+def is_flat(heat: ArrayLike) -> bool:
+    """Whether no patch stands out: the peak is at most `FLAT` times the mean of the map."""
+    values = np.asarray(heat)
+    return bool(values.max() <= FLAT * values.mean())
+
+
+def _interpolation(size: int, start: float, stop: float, cells: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(size, cells) weights that read a row of cells, spread over start..stop, at pixel centres 0.5, 1.5, ...;
+    and (size,) whether the centre lies within start..stop."""
+    centre = np.arange(size) + 0.5
+    position = np.clip((centre - start) * (cells / (stop - start)) - 0.5, 0, cells - 1)
+    low = np.minimum(position.astype(int), max(cells - 2, 0))
+    weights = np.zeros((size, cells))
+    pixel = np.arange(size)
+    weights[pixel, low] = 1 - (position - low)
+    if cells > 1:
+        weights[pixel, low + 1] = position - low
+    return weights, (centre >= start) & (centre <= stop)
+
+
+def to_photo(heat: ArrayLike, window: Window, width: int, height: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Spread a (rows, columns) map over the photo it was computed from.
+
+    window: the rectangle of the photo that the model input shows, in pixels of a picture of width x height. It may
+    lie inside the photo (crop), be the photo (squash) or reach beyond it (letterbox). To draw on a reduced copy,
+    scale window, width and height alike.
+
+    Returns (height, width) values and a bool mask of the same shape, False where the model saw nothing: the values
+    there are 0 and mean "unknown", not "no attention". Bilinear between patch centres, constant from the outermost
+    centres to the edge (torch's interpolate with align_corners=False); values are not rescaled.
+    """
+    values = np.asarray(heat, dtype=np.float64)
+    x0, y0, x1, y1 = window
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"a map has rows and columns; got the shape {values.shape}")
+    if not (x1 > x0 and y1 > y0):
+        raise ValueError(f"window {window} is empty: expected (x0, y0, x1, y1) with x0 < x1 and y0 < y1")
+    down, seen_rows = _interpolation(height, y0, y1, values.shape[0])
+    across, seen_columns = _interpolation(width, x0, x1, values.shape[1])
+    seen = seen_rows[:, None] & seen_columns
+    return np.where(seen, down @ values @ across.T, 0.0), seen
+
+
+def peak(heat: ArrayLike, window: Window) -> tuple[float, float]:
+    """(x, y) in photo pixels of the centre of the strongest patch (the first in row-major order among equals)."""
+    values = np.asarray(heat)
+    row, column = np.unravel_index(values.argmax(), values.shape)
+    x0, y0, x1, y1 = window
+    return (
+        float(x0 + (column + 0.5) * (x1 - x0) / values.shape[1]),
+        float(y0 + (row + 0.5) * (y1 - y0) / values.shape[0]),
+    )
+
+
+def _place(x: float, y: float, width: int, height: int) -> str:
+    """Words for a point of the photo."""
+    if not (0 <= x <= width and 0 <= y <= height):
+        return "in the padding beside the photo"
+    vertical = ("top", "middle", "bottom")[min(int(3 * y / height), 2)]
+    horizontal = ("left", "centre", "right")[min(int(3 * x / width), 2)]
+    return f"at x {x:.0f}, y {y:.0f} of {width} x {height} pixels ({vertical} {horizontal})"
+
+
+def describe(words: Sequence[str], maps: Sequence[ArrayLike], window: Window, width: int, height: int) -> list[str]:
+    """One line of text for each word's map, for screen readers and logs.
+
+    width, height: size of the photo in pixels, which `window` refers to.
+    """
+    lines = []
+    for word, heat in zip(words, maps, strict=True):
+        values = lift(heat)
+        if is_flat(values):
+            lines.append(f"{word}: flat map, no place stands out (peak {values.max():.2f} times uniform attention)")
+            continue
+        row, column = np.unravel_index(values.argmax(), values.shape)
+        lines.append(
+            f"{word}: peak {values.max():.1f} times uniform attention {_place(*peak(heat, window), width, height)}, "
+            f"patch row {row + 1} of {values.shape[0]}, column {column + 1} of {values.shape[1]}"
+        )
+    return lines

@@ -1,5 +1,5 @@
 # make demo: install, train on the embedded data, say where the results lie. make test: lint, types, tests.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo

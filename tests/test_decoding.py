@@ -43,6 +43,7 @@ class Table:
         self.table = 2 * torch.randn(SIZE, vocab, generator=torch.Generator().manual_seed(seed))
         self.table[:, EOS] += end
         self.rows: list[int] = []
+        self.known: dict[tuple[int, tuple[int, ...]], list[float]] = {}
 
     def start(self, memory: Memory, groups: int = 1) -> TableState:
         image = memory.tokens[:, 0, 0].long()
@@ -63,7 +64,10 @@ class Table:
         )
 
     def log_probs(self, image: int, prefix: tuple[int, ...]) -> list[float]:
-        return self.logits(torch.tensor([image]), torch.tensor([[self.code(prefix)]]))[0, 0].log_softmax(-1).tolist()
+        if (image, prefix) not in self.known:
+            logits = self.logits(torch.tensor([image]), torch.tensor([[self.code(prefix)]]))[0, 0]
+            self.known[image, prefix] = logits.log_softmax(-1).tolist()
+        return self.known[image, prefix]
 
     def code(self, prefix: tuple[int, ...]) -> int:
         code = 0
@@ -265,6 +269,7 @@ def test_constrain_is_the_plain_rule_and_pure():
             assert out[b, g].isfinite().nonzero().flatten().tolist() == left
             assert torch.equal(out[b, g, left], logits[b, g, left])
     assert torch.equal(logits, before)
+    assert constrain(before, tokens, in_place=True) is before
 
 
 @pytest.mark.parametrize("search", [Greedy(), Beam(n_best=3), Sample(samples=4)])
@@ -383,7 +388,7 @@ def test_log_probs_and_attention_equal_teacher_forcing(search, kind):
 def test_bad_logits(search, value):
     model = Table(9, end=-9)
     model.table[(model.code(()) * 31 + 1) % SIZE, 5] = value
-    with pytest.raises(ValueError, match="image 1 at step 0 are NaN or infinite"):
+    with pytest.raises(ValueError, match=r"images \[1\] at step 0 are NaN or infinite"):
         search(model, pictures(0, 1))
 
 
@@ -416,7 +421,7 @@ def test_bad_options(kind, options, message):
 @pytest.mark.parametrize("kind", [Greedy, Beam, Sample])
 def test_errors_of_the_call(kind):
     model = Table(7)
-    with pytest.raises(ValueError, match="token 9, but the vocabulary has 7"):
+    with pytest.raises(ValueError, match=r"forbid=\(9,\), but the vocabulary has 7"):
         kind(forbid=(9,))(model, pictures(0))
     with pytest.raises(ValueError, match="leaves no token"):
         kind(forbid=(2, 3, 4, 5, 6))(model, pictures(0))

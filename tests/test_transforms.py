@@ -17,6 +17,15 @@ MODES = ("crop", "squash", "letterbox")
 PHOTO_SIZES = [(320, 240), (250, 250), (640, 150), (111, 497), (37, 50)]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The pictures are too small for more threads to pay."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def photos():
     if "VITCAP_DATA" not in os.environ:

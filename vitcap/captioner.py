@@ -81,18 +81,25 @@ class Captioner:
         saved = checkpoint.read(path)
         try:
             model = checkpoint.rebuild(saved).to(device)
+            search = checkpoint.build(saved.description["decode"])
         except checkpoint.CheckpointError as error:
             raise checkpoint.CheckpointError(f"{path}: {error}") from None
         d = saved.description
-        return cls(model, Tokenizer.from_json(d["tokenizer"]), Preprocess.from_dict(d["preprocess"]), description=d)
+        return cls(
+            model,
+            Tokenizer.from_json(d["tokenizer"]),
+            Preprocess.from_dict(d["preprocess"]),
+            search=search,
+            description=d,
+        )
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self.model.mean.device
 
-    @overload  # type: ignore[overload-overlap]
-    def caption(
+    @overload
+    def caption(  # type: ignore[overload-overlap]
         self,
         pictures: Picture,
         *,

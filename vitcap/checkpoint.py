@@ -2,7 +2,7 @@
 
 Two kinds of file are read: `model.safetensors` (for sharing; the description is its metadata) and the trainer's
 `.ckpt` (the same description under the key `vitcap`, beside the optimiser state). Nothing in either can run code:
-pickles are opened with `weights_only=True`, and only encoders and decoders of vitcap.models are built.
+pickles are opened with `weights_only=True`, and only models of vitcap.models and searches of vitcap.decoding are built.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
+from vitcap.decoding import Search
 from vitcap.models.captioner import CaptionModel
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
+PARTS = ("encoder", "decoder", "tokenizer", "preprocess", "decode")
 
 
 class CheckpointError(ValueError):
@@ -44,12 +47,14 @@ def describe(
     decoder: dict[str, Any],
     tokenizer: Tokenizer,
     preprocess: Preprocess,
+    decode: dict[str, Any],
     facts: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What a model file says about itself, in plain JSON types.
 
     encoder, decoder: `_target_` and keyword arguments that rebuild each; where the encoder's first weights came from
-    is kept as a fact, and not looked up again. facts: anything worth keeping (data, seed, scores).
+    is kept as a fact, and not looked up again. decode: `_target_`, a search, and its settings. facts: anything worth
+    keeping (data, seed, scores).
     """
     origin = {k: encoder[k] for k in ("weights", "pretrained") if encoder.get(k)}
     encoder = {**encoder, **{k: (False if k == "pretrained" else None) for k in origin}}
@@ -59,23 +64,27 @@ def describe(
         "decoder": decoder,
         "tokenizer": tokenizer.to_json(),
         "preprocess": preprocess.to_dict(),
+        "decode": decode,
         "facts": {**(facts or {}), "encoder_origin": origin},
     }
 
 
-def build(part: dict[str, Any]) -> nn.Module:
-    """Instance of `_target_`, a class of vitcap.models, with the other entries as keyword arguments."""
+def build(part: dict[str, Any]) -> Any:
+    """Instance of `_target_`, a model of vitcap.models or a search of vitcap.decoding; other entries are arguments."""
     target = str(part.get("_target_", ""))
     module, _, name = target.rpartition(".")
-    if not module.startswith("vitcap.models."):
-        raise CheckpointError(f"refused to build {target!r}: only classes of vitcap.models are allowed in a model file")
+    if not module.startswith("vitcap.models.") and module != "vitcap.decoding":
+        raise CheckpointError(f"refused to build {target!r}: a model file may only name models and searches of vitcap")
     try:
         made = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         raise CheckpointError(f"this version of vitcap has no {target!r}: the model needs another version") from None
-    if not (isinstance(made, type) and issubclass(made, nn.Module)):
-        raise CheckpointError(f"refused to build {target!r}: it is no model class")
-    return made(**{key: value for key, value in part.items() if key != "_target_"})
+    if not (isinstance(made, type) and issubclass(made, (nn.Module, Search))):
+        raise CheckpointError(f"refused to build {target!r}: it is no model and no search")
+    try:
+        return made(**{key: value for key, value in part.items() if key != "_target_"})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{target} cannot be built from the model's config: {error}") from None
 
 
 def rebuild(saved: Saved) -> CaptionModel:
@@ -151,6 +160,8 @@ def read(path: str | Path) -> Saved:
         raise CheckpointError(
             f"{path}: written by a newer vitcap (format {saved.description['format']}, this one reads {FORMAT}); update"
         )
+    if absent := [name for name in PARTS if name not in saved.description]:
+        raise CheckpointError(f"{path}: the model's description lacks {', '.join(absent)}")
     return saved
 
 
@@ -179,6 +190,5 @@ def _read_zip(path: Path) -> Saved:
     weights = {}
     for name, tensor in content["state_dict"].items():
         # Wrappers put their own prefixes before the names: torch.compile, DistributedDataParallel, the training task.
-        clean = name.replace("_orig_mod.", "").removeprefix("module.").removeprefix("model.")
-        weights[clean] = tensor
+        weights[re.sub(r"^((module|model)\.)+", "", name.replace("_orig_mod.", ""))] = tensor
     return Saved(content["vitcap"], weights)

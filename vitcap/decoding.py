@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,23 +24,24 @@ Random = torch.Generator | None
 Trace = list[tuple[Tensor, Tensor]]  # per step: images still in the batch (B',), their attention (B', G, L, H, N)
 
 
-def constrain(logits: Tensor, tokens: Tensor, **rules: Any) -> Tensor:
-    """Logits (..., V) with -inf where the rules rule a token out; `logits` is not changed.
+def constrain(
+    logits: Tensor,
+    tokens: Tensor,
+    *,
+    min_length: int = 0,
+    no_repeat_ngram: int = 0,
+    forbid: Sequence[int] = (UNK,),
+    in_place: bool = False,
+) -> Tensor:
+    """Logits (..., V) with -inf where the rules rule a token out; a copy, which costs time, unless `in_place`.
 
-    tokens: (..., t) the sequences so far, without BOS. PAD and BOS are always ruled out. rules:
-    min_length: no EOS before that many tokens. forbid: token ids that are never produced, default (UNK,).
+    tokens: (..., t) the sequences so far, without BOS. PAD and BOS are always ruled out.
+    min_length: no EOS before that many tokens. forbid: token ids that are never produced.
     no_repeat_ngram: n > 0 rules out every token that would complete an n-gram the sequence already has (Paulus et al.
         2018, section 2.5, for n = 3). Where that would leave no token at all, it gives way to the other rules.
     """
-    return constrain_(logits.clone(), tokens, **rules)
-
-
-def constrain_(
-    out: Tensor, tokens: Tensor, *, min_length: int = 0, no_repeat_ngram: int = 0, forbid: Sequence[int] = (UNK,)
-) -> Tensor:
-    """`constrain` in place: to copy a vocabulary for every beam costs more than all else here."""
-    most, vocab = max(forbid, default=0), out.shape[-1]
-    _require(most < vocab, f"forbid holds token {most}, but the vocabulary has {vocab} tokens")
+    out = logits if in_place else logits.clone()
+    _require(max(forbid, default=0) < out.shape[-1], f"forbid={forbid}, but the vocabulary has {out.shape[-1]} tokens")
     out.index_fill_(-1, torch.tensor([PAD, BOS, *forbid], device=out.device), NEVER)
     length, n = tokens.shape[-1], no_repeat_ngram
     if length < min_length:
@@ -70,10 +70,8 @@ def sample(
     if top_k:
         probs, order = probs.topk(min(top_k, vocab))
     elif top_p < 1:
-        whole = probs
-        probs, order = whole.topk(min(256, vocab))  # nearly always enough, and far cheaper than a sort
-        if (probs.sum(-1) < top_p).any():
-            probs, order = whole.sort(descending=True)
+        most = probs.topk(min(256, vocab))  # nearly always enough, and far cheaper than a sort
+        probs, order = most if (most.values.sum(-1) >= top_p).all() else probs.sort(descending=True)
     mass = probs.cumsum(-1)
     # Only after top_k must the rest be normalised again: elsewhere the whole vocabulary has mass 1, up to rounding.
     target = top_p * mass[..., -1:] if top_k or top_p == 1 else mass[..., -1:].clamp(max=top_p)
@@ -125,15 +123,13 @@ class Search:
 
     def _allowed(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities (B, G, V), -inf for tokens that the rules forbid after `tokens` (B, G, t)."""
-        own, n = logits.log_softmax(-1, dtype=torch.float32), self.no_repeat_ngram
-        return constrain_(own, tokens, min_length=self.min_length, no_repeat_ngram=n, forbid=self.forbid)
+        own, low, n = logits.log_softmax(-1, dtype=torch.float32), self.min_length, self.no_repeat_ngram
+        return constrain(own, tokens, min_length=low, no_repeat_ngram=n, forbid=self.forbid, in_place=True)
 
     def _check(self, best: Tensor, rows: Tensor, step: int) -> None:
         """best (B', G): log-probability of the likeliest allowed token; rows (B',): the images."""
-        wrong = best.isnan().any(1)
-        if wrong.any():
-            image = int(rows[wrong][0])
-            raise ValueError(f"logits of image {image} at step {step} are NaN or infinite: check weights and input")
+        wrong = rows[best.isnan().any(1)].tolist()
+        _require(not wrong, f"logits of images {wrong} at step {step} are NaN or infinite: check weights and input")
         _require(
             bool((best > NEVER).all()), f"forbid={self.forbid} leaves no token that the model can say, step {step}"
         )
@@ -154,8 +150,7 @@ class Search:
             self._check(allowed.amax(-1).masked_fill(ended, 0), rows, step)
             word = pick(allowed)
             log_probs[rows, :, step] = allowed.gather(-1, word[..., None]).squeeze(-1).masked_fill(ended, 0)
-            word = word.masked_fill(ended, PAD)
-            tokens[rows, :, step] = word
+            tokens[rows, :, step] = word = word.masked_fill(ended, PAD)
             if attention is not None:
                 trace.append((rows, attention))
             ended = ended | (word == EOS)
@@ -243,9 +238,9 @@ class Beam(Search):
             logits, attention, state = decoder.step(word, state, need_attention)
             if attention is not None:
                 trace.append((rows, attention))
-            vocab = logits.shape[-1]
-            top, token = self._allowed(logits, path[:, :, :step] % vocab).topk(min(2 * self.beams, vocab))
-            best, index = (scores[..., None] + top).flatten(1).topk(min(2 * self.beams, top[0].numel()))
+            vocab, width = logits.shape[-1], 2 * self.beams
+            top, token = self._allowed(logits, path[:, :, :step] % vocab).topk(min(width, vocab))
+            best, index = (scores[..., None] + top).flatten(1).topk(min(width, top[0].numel()))
             self._check(best[:, :1].maximum(ended_scores[rows, :1]).masked_fill(done[:, None], 0), rows, step)
             slot, token = index // top.shape[-1], token.flatten(1).gather(1, index)
             grown, values = _take(path, slot), _take(log_probs, slot)
@@ -268,7 +263,6 @@ class Beam(Search):
                     break
                 state = state.keep(left)
             state = state.select(slot)
-
         cut = scores / longest  # a stable sort keeps the ended sequences in their order, and before these
         order = (torch.cat((ended_scores[rows], cut), 1) == NEVER).sort(dim=1, stable=True).indices[:, : self.n_best]
         for pool, more in ((ended_scores, cut), (ended_path, path), (ended_log_probs, log_probs)):
@@ -299,8 +293,7 @@ def _generated(tokens: Tensor, log_probs: Tensor, scores: Tensor, trace: Trace, 
     length = int((tokens != PAD).sum(-1).max())
     tokens, slots, attention = tokens[..., :length], slots[..., :length], None
     if trace:
-        first = trace[0][1]
-        attention = first.new_zeros(*tokens.shape, *first.shape[2:])
+        attention = trace[0][1].new_zeros(*tokens.shape, *trace[0][1].shape[2:])
         for step, (rows, weights) in enumerate(trace[:length]):
             attention[rows, :, step] = _take(weights, slots[rows, :, step])
         attention.masked_fill_((tokens == PAD)[..., None, None, None], 0)

@@ -114,3 +114,17 @@ def evaluate(
 def describe_search(search: Search) -> dict[str, Any]:
     """Name and settings of a decoding, in plain JSON types."""
     return {"search": type(search).__name__.lower(), **json.loads(json.dumps(asdict(search)))}  # type: ignore[call-overload]
+
+
+def show(table: str, report: dict[str, Any]) -> None:
+    """Print a score card, with the truth of drawn scenes below it."""
+    facts = report["facts"]
+    print(f"\n{facts['data']}, split {facts['split']}, {facts['images']} images, {facts['decoding']}")
+    print(table)
+    names = {
+        "true_seen": "captions true in every claim, combinations seen in training",
+        "true_held_out": "captions true in every claim, combinations held out",
+        "coverage": "objects of a scene that the caption names",
+    }
+    for name, value in report["truth"].items():
+        print(f"{100 * value:6.1f} %  {names.get(name, name)}")

@@ -29,9 +29,10 @@ from vitcap.captioner import Captioner
 from vitcap.data.module import CaptionData
 from vitcap.drawing import overlay_sheet, save_sheet
 from vitcap.evaluation import evaluate as evaluate_captioner
-from vitcap.evaluation import judge_of
+from vitcap.evaluation import judge_of, show
+from vitcap.machine import keep_freed_memory
 from vitcap.models.captioner import CaptionModel
-from vitcap.tasks.callbacks import Progress, SelfContained, WeightAverage, clock
+from vitcap.tasks.callbacks import Interrupted, LastCheckpoint, Progress, SelfContained, WeightAverage, clock
 from vitcap.tasks.captioning import CaptionTask
 from vitcap.types import count_parameters
 
@@ -55,6 +56,11 @@ def build(cfg: DictConfig) -> Parts:
     data: CaptionData = instantiate(cfg.data)
     torch.manual_seed(cfg.seed)
     encoder_config, decoder_config = _plain(cfg.model.encoder), _plain(cfg.model.decoder)
+    if encoder_config["trainable"] == "none" and not encoder_config["weights"] and not encoder_config.get("pretrained"):
+        raise ValueError(
+            "a frozen encoder with random weights learns nothing: set model.encoder.weights=FILE or "
+            "model.encoder.pretrained=true, or train it with model.encoder.trainable=all"
+        )
     encoder = instantiate(encoder_config)
     decoder_config.pop("_partial_", None)
     decoder_config |= {"vocab_size": data.spec.vocab_size, "memory_width": encoder.width}
@@ -66,6 +72,7 @@ def build(cfg: DictConfig) -> Parts:
         decoder=decoder_config,
         tokenizer=data.tokenizer,
         preprocess=preprocess,
+        decode=_plain(cfg.decode),
         facts={"data": data.source.name, "seed": cfg.seed, "precision": str(cfg.trainer.precision)},
     )
     return Parts(data, model, description)
@@ -117,13 +124,15 @@ def _prepare_cache(parts: Parts, splits: tuple[str, ...]) -> None:
     parts.model.cpu()
 
 
-def _quiet() -> None:
-    """Only what a user can act on."""
+def _settle() -> None:
+    """Before anything large: the allocator; and of the libraries' messages only what a user can act on."""
+    keep_freed_memory()
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*number of training batches.*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".* directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*module.s. in eval mode at the start of training.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
 
@@ -155,7 +164,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     Writes to cfg.out: config.yaml, checkpoints/{best,last}.ckpt, model.safetensors, captions.json, scores.json,
     per_image.json, overlays/, metrics.csv and TensorBoard events.
     """
-    _quiet()
+    _settle()
     begin = time.monotonic()
     out, resume = _open_run(cfg)
     L.seed_everything(cfg.seed, verbose=False)
@@ -184,13 +193,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     best = ModelCheckpoint(
         dirpath=out / "checkpoints", filename="best", monitor=monitor, mode=mode, enable_version_counter=False
     )
-    last = ModelCheckpoint(
-        dirpath=out / "checkpoints",
-        filename="last",
-        every_n_train_steps=cfg.save_every,
-        save_on_exception=True,
-        enable_version_counter=False,
-    )
+    last = LastCheckpoint(out / "checkpoints" / "last.ckpt", every=cfg.save_every)
     progress = Progress(scores=("BLEU-4", "CIDEr-D", "true_seen", "true_held_out", "coverage"))
     callbacks: list[L.Callback] = [SelfContained(parts.description), best, last, LearningRateMonitor("step"), progress]
     if cfg.ema is not None:
@@ -208,13 +211,9 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         use_distributed_sampler=False,
     )
     trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     trained = time.monotonic() - begin
 
-    chosen = best.best_model_path or last.best_model_path
-    if chosen:
-        model.load_state_dict(checkpoint.read(chosen).weights, strict=False)
+    model.load_state_dict(checkpoint.read(best.best_model_path).weights, strict=False)
     captioner = Captioner(model, data.tokenizer, data.preprocess, search=search, description=parts.description)  # type: ignore[arg-type]
     card, report = evaluate_captioner(
         captioner,
@@ -225,7 +224,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         seed=cfg.seed,
         progress=bar("captions of the validation split"),
         facts={
-            "checkpoint": chosen,
+            "checkpoint": best.best_model_path,
             "chosen_by": f"{monitor} ({mode}), {type(task.search).__name__.lower()} search",
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
@@ -239,20 +238,6 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     print(f"trained in {clock(trained)}; scores: {out / 'scores.json'}, captions: {out / 'captions.json'}")
     print(f"model: {out / checkpoint.MODEL_FILE}" + (f", overlays: {pictures[0].parent}/" if pictures else ""))
     return report
-
-
-def show(table: str, report: dict[str, Any]) -> None:
-    """Print a score card, with the truth of drawn scenes below it."""
-    facts = report["facts"]
-    print(f"\n{facts['data']}, split {facts['split']}, {facts['images']} images, {facts['decoding']}")
-    print(table)
-    names = {
-        "true_seen": "captions true in every claim, combinations seen in training",
-        "true_held_out": "captions true in every claim, combinations held out",
-        "coverage": "objects of a scene that the caption names",
-    }
-    for name, value in report["truth"].items():
-        print(f"{100 * value:6.1f} %  {names.get(name, name)}")
 
 
 def draw_overlays(
@@ -273,7 +258,7 @@ def draw_overlays(
 
 def evaluate(cfg: DictConfig) -> dict[str, Any]:
     """Score a checkpoint on a split of any data. Returns the content of scores.json, which it writes to cfg.out."""
-    _quiet()
+    _settle()
     captioner = Captioner.load(cfg.checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
     data: CaptionData = instantiate(cfg.data)
     data.tokenizer = captioner.tokenizer
@@ -302,7 +287,10 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
     try:
         action(cfg)
     except KeyboardInterrupt:
-        print("vitcap: interrupted; the last checkpoint is kept, resume=true goes on from it", file=sys.stderr)
+        print("vitcap: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Interrupted:
+        print(f"vitcap: interrupted; go on with out={cfg.out} resume=true", file=sys.stderr)
         sys.exit(130)
     except USER_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":

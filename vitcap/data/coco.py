@@ -53,11 +53,13 @@ class CocoSource(FileSource):
         for path in sorted([*self.root.glob("annotations/captions_*.json"), *self.root.glob("captions_*.json")]):
             if match := _CAPTION_FILE.fullmatch(path.name):
                 if other := found.get(match[1]):
-                    raise ValueError(f"{self.root}: {other.name} and {path.name} both fit; choose with annotations=")
+                    raise ValueError(
+                        f"{self.root}: {other.name} and {path.name} both fit; choose with data.source.annotations="
+                    )
                 found[match[1]] = path
         if not found:
             raise FileNotFoundError(
-                f"{self.root}: no annotations/captions_train2017.json or the like; name the files with annotations="
+                f"{self.root}: no annotations/captions_train2017.json or the like; give data.source.annotations="
             )
         return {split: found[split] for split in ("train", "val", "test") if split in found}
 

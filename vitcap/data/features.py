@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from vitcap.data.records import CaptionRecord
 log = logging.getLogger(__name__)
 
 KEYS = ("bytes", "mtime")
+MAPPED_BYTES = 2**28
 
 
 def picture_key(path: Path, by: str) -> str:
@@ -46,25 +48,30 @@ class FeatureCache:
         self.folder = Path(root) / hashlib.sha256(text.encode()).hexdigest()[:16]
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "identity.json").write_text(text + "\n", encoding="utf-8")
-        self.shape: tuple[int, int] | None = None
-        self.rows: dict[str, int] = {}
-        self._map: np.memmap | None = None
+        self.shape: tuple[int, int] | None
+        self.rows: dict[str, int]
+        self._map: np.memmap | None
         self._read()
 
     def _read(self) -> None:
         """Index of the complete rows."""
+        self.shape, self.rows, self._map, self._stored = None, {}, None, 0
         shape_file, keys_file = self.folder / "shape.json", self.folder / "keys.txt"
         if not shape_file.exists() or not keys_file.exists():
             return
         self.shape = tuple(json.loads(shape_file.read_text(encoding="utf-8")))
         lines = keys_file.read_text(encoding="ascii").split("\n")[:-1]  # the last piece is empty or a cut line
         row_bytes = self.shape[0] * self.shape[1] * 2
-        stored = (self.folder / "features.f16").stat().st_size // row_bytes
-        self.rows = {key: row for row, key in enumerate(lines[:stored])}
+        self._stored = min(len(lines), (self.folder / "features.f16").stat().st_size // row_bytes)
+        self.rows = {key: row for row, key in enumerate(lines[: self._stored])}
         if self.rows:
-            self._map = np.memmap(
-                self.folder / "features.f16", dtype=np.float16, mode="r", shape=(min(len(lines), stored), *self.shape)
-            )
+            self._open()
+
+    def _open(self) -> None:
+        assert self.shape is not None
+        shape = (self._stored, *self.shape)
+        self._map = np.memmap(self.folder / "features.f16", dtype=np.float16, mode="r", shape=shape)
+        self._touched = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -72,7 +79,11 @@ class FeatureCache:
     def __getitem__(self, key: str) -> Tensor:
         """(N, C) float16."""
         assert self._map is not None
-        return torch.from_numpy(self._map[self.rows[key]].copy())
+        row = torch.from_numpy(self._map[self.rows[key]].copy())
+        self._touched += row.nbytes
+        if self._touched > MAPPED_BYTES:
+            self._open()  # pages of a mapping count as this process's memory until it is closed
+        return row
 
     def extend(self, batches: Iterable[tuple[Sequence[str], Tensor]]) -> None:
         """Append (keys, features (B, N, C)) as they come; each batch is safe on disk before the next is asked for.
@@ -85,19 +96,20 @@ class FeatureCache:
             except BlockingIOError:
                 raise RuntimeError(f"another process is filling the feature cache {self.folder}; wait for it") from None
             self._read()
-            done = len(self._map) if self._map is not None else 0
             features_file, keys_file = self.folder / "features.f16", self.folder / "keys.txt"
-            if self.shape is not None:
-                # Cut away what an interrupted run left behind the last complete row.
-                with open(features_file, "r+b") as f:
-                    f.truncate(done * self.shape[0] * self.shape[1] * 2)
-                lines = keys_file.read_text(encoding="ascii").split("\n")[:done]
-                keys_file.write_text("".join(line + "\n" for line in lines), encoding="ascii")
+            # Cut away what an interrupted run left behind the last complete row.
+            with open(features_file, "ab") as f:
+                f.truncate(self._map.nbytes if self._map is not None else 0)
+            lines = keys_file.read_text(encoding="ascii").split("\n")[: self._stored] if self._stored else []
+            keys_file.write_text("".join(line + "\n" for line in lines), encoding="ascii")
             with open(features_file, "ab") as rows, open(keys_file, "a", encoding="ascii") as keys:
                 for names, features in batches:
                     if self.shape is None:
                         self.shape = (features.shape[1], features.shape[2])
-                        (self.folder / "shape.json").write_text(json.dumps(self.shape), encoding="utf-8")
+                        temporary = self.folder / "shape.json.new"
+                        temporary.write_text(json.dumps(self.shape), encoding="utf-8")
+                        os.replace(temporary, self.folder / "shape.json")
+                    assert tuple(features.shape) == (len(names), *self.shape), "one trunk, one shape"
                     if not bool(features.isfinite().all()) or float(features.abs().max()) > 65000:
                         raise ValueError("features do not fit float16 (not finite, or beyond 65,000): use cache=null")
                     rows.write(features.to(torch.float16).contiguous().numpy().tobytes())
@@ -128,6 +140,7 @@ def fill(
     keys: list[str | None] = []
     bad: dict[int | str, str] = {}
     missing: dict[str, int] = {}
+    unreadable: dict[str, str] = {}
     for index, record in enumerate(records):
         if not isinstance(record.image, Path):
             raise ValueError(
@@ -152,7 +165,7 @@ def fill(
                     pictures.append(transform(records[index].open()))
                     names.append(key)
                 except ImageError as error:
-                    bad[records[index].image_id] = str(error)
+                    unreadable[key] = str(error)
             if progress is not None:
                 progress(min(start + batch_size, len(pending)), len(pending))
             if pictures:
@@ -160,4 +173,6 @@ def fill(
 
     if missing:
         cache.extend(batches())
+    # Records with the very same unreadable bytes share a key; each is reported.
+    bad |= {record.image_id: unreadable[k] for record, k in zip(records, keys, strict=True) if k in unreadable}
     return [key if key is not None and key in cache else None for key in keys], bad

@@ -23,6 +23,11 @@ Place = tuple[int, int]
 """(epoch, index): what the sampler hands to the dataset, so that random choices depend on nothing else."""
 
 
+def _generator(seed: int) -> torch.Generator:
+    """torch takes 64 bits: a seed such as 20240131 times the factors below is more."""
+    return torch.Generator().manual_seed(seed % 2**63)
+
+
 @dataclass(frozen=True)
 class Sample:
     """One record, ready for collation. captions: token ids with BOS and EOS, at most G of them."""
@@ -71,7 +76,7 @@ class CaptionDataset(Dataset[Sample | BadRecord]):
     def __getitem__(self, place: Place) -> Sample | BadRecord:
         epoch, index = place
         record = self.records[index]
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) * 1_000_003 + index)
+        generator = _generator((self.seed * 1_000_003 + epoch) * 1_000_003 + index)
         image = features = None
         if self.features is not None:
             features = self.features(index, generator)
@@ -135,6 +140,11 @@ class EpochBatches:
         self.epoch = 0
         self.start = 0
 
+    @property
+    def sampler(self) -> EpochBatches:
+        """Itself: Lightning calls `set_epoch` of a batch sampler's sampler."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning at the start of every epoch."""
         self.epoch = epoch
@@ -145,7 +155,7 @@ class EpochBatches:
     def __iter__(self) -> Iterator[list[Place]]:
         order = list(range(self.size))
         if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            generator = _generator(self.seed * 1_000_003 + self.epoch)
             order = torch.randperm(self.size, generator=generator).tolist()
         for batch in range(self.start, len(self)):
             yield [(self.epoch, i) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
@@ -189,4 +199,4 @@ class BatchLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on after that many batches."""
-        self.batches.start = state["done"] % max(len(self.batches), 1)
+        self.batches.start = self._done = state["done"] % max(len(self.batches), 1)

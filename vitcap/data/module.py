@@ -61,6 +61,8 @@ class CaptionData(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if cache is not None and augment is not None:
+            raise ValueError("cached features cannot be augmented: set data.augment=null or data.cache=null")
         self.source = source() if root is None else source(root)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.captions_per_image, self.max_length, self.seed, self.on_bad = captions_per_image, max_length, seed, on_bad
@@ -72,6 +74,8 @@ class CaptionData(L.LightningDataModule):
         self._features: dict[str, Callable[[int, torch.Generator], Tensor]] = {}
         self._records: dict[str, Sequence[CaptionRecord]] = {}
         self.bad: dict[int | str, str] = {}
+        self._train_loader: BatchLoader | None = None
+        self._resume_at = {"done": 0}
 
     def records(self, split: str) -> Sequence[CaptionRecord]:
         """Records of a split, read once; cut to its limit."""
@@ -184,7 +188,17 @@ class CaptionData(L.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Shuffled; goes on where a resumed run stopped."""
-        return self.loader("train", train=True)
+        self._train_loader = self.loader("train", train=True)
+        self._train_loader.load_state_dict(self._resume_at)
+        return self._train_loader
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the epoch is, for the checkpoint."""
+        return self._train_loader.state_dict() if self._train_loader is not None else {"done": 0}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """The next training loader starts there."""
+        self._resume_at = state_dict
 
     def val_dataloader(self) -> BatchLoader:
         """The val split in its own order."""

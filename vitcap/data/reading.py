@@ -88,7 +88,7 @@ def image_folder(root: Path, given: str | None, usual: Iterable[str], example: s
 def existing_folder(root: str | os.PathLike[str] | None) -> Path:
     """The folder, or ValueError if none is named and FileNotFoundError if it is not there."""
     if root is None or not os.fspath(root):
-        raise ValueError("no data folder given; name it with root= (data.root= on the command line)")
+        raise ValueError("no data folder given; name it with data.root=")
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: {'a file; a folder is wanted' if folder.exists() else 'no such folder'}")

@@ -119,7 +119,7 @@ class FileSource(ABC):
                 f"{self.root}: val_fraction is for data with a train and no val split; this has {_listed(own)}"
             )
         if not carve and name not in own:
-            hint = "; set val_fraction to take some of train" if name == "val" else ""
+            hint = "; set data.source.val_fraction to take some of train" if name == "val" else ""
             raise ValueError(
                 f"{self.root}: no split {name!r}; there is {_listed(own) or 'none'}{self._why_not(name)}{hint}"
             )
@@ -177,7 +177,7 @@ class FileSource(ABC):
         if missing and self.on_missing == "error":
             raise FileNotFoundError(
                 f"{self.root}: {len(missing)} of {len(entries)} {split} images are not there: {_first(missing)}; "
-                "check the image folder, or set on_missing=skip"
+                "check the image folder, or set data.source.on_missing=skip"
             )
         if missing:
             counts["missing images skipped"] = len(missing)

@@ -25,23 +25,26 @@ _OUTLINES = {  # corners in the cell [-1, 1] x [-1, 1]
     "diamond": [(0.0, -1.0), (0.76, 0.0), (0.0, 1.0), (-0.76, 0.0)],
 }  # fmt: skip
 _SUPERSAMPLING = 6
+_EDGE, _WHITE = (24, 24, 24), (255, 255, 255)
 
 
 def draw(scene: Scene, size: int) -> Image.Image:
     """The scene as an antialiased RGB picture of size x size pixels."""
     image = _draw_background(scene.background, size)
     for item in scene.objects:
-        outline, pattern = _stamp(item.shape, item.texture, item.radius, size)
+        outline, rim, body, pattern = _stamp(item.shape, item.texture, item.radius, size)
         corner = _corner(item, size, outline.width)
-        image.paste(COLOURS[item.colour], corner, outline)
+        image.paste(_EDGE, corner, outline)
+        image.paste(_WHITE, corner, rim)
+        image.paste(COLOURS[item.colour], corner, body)
         if pattern is not None:
-            image.paste((255, 255, 255), corner, pattern)
+            image.paste(_WHITE, corner, pattern)
     return image
 
 
 def mask(item: SceneObject, size: int) -> np.ndarray:
     """(size, size) bool: the pixels that the object covers by at least half."""
-    outline, _ = _stamp(item.shape, item.texture, item.radius, size)
+    outline, *_ = _stamp(item.shape, item.texture, item.radius, size)
     x, y = _corner(item, size, outline.width)
     full = np.zeros((size, size), bool)
     full[y : y + outline.width, x : x + outline.width] = np.asarray(outline) >= 128
@@ -61,8 +64,11 @@ def _corner(item: SceneObject, size: int, width: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _stamp(shape: str, texture: str, radius: float, size: int) -> tuple[Image.Image, Image.Image | None]:
-    """Coverage (0..255, "L") of the object in its cell, and of the white pattern on it; drawn large, then reduced."""
+def _stamp(
+    shape: str, texture: str, radius: float, size: int
+) -> tuple[Image.Image, Image.Image, Image.Image, Image.Image | None]:
+    """Coverage (0..255, "L") of the object in its cell, of its white rim, of its coloured body, and of the white
+    pattern on it; drawn large, then reduced."""
     width = 2 * math.ceil(radius * size)
     scale = _SUPERSAMPLING * radius * size
     side = width * _SUPERSAMPLING
@@ -84,9 +90,10 @@ def _stamp(shape: str, texture: str, radius: float, size: int) -> tuple[Image.Im
             )
         return layer
 
-    outline = filled(1.0)
+    # Dark edge and white rim show the same contour on any background and around any colour, as on a sticker.
+    outline, rim, body = (filled(share).reduce(_SUPERSAMPLING) for share in (1.0, 0.91, 0.74))
     if texture == "solid":
-        return outline.reduce(_SUPERSAMPLING), None
+        return outline, rim, body, None
     pattern = Image.new("L", (side, side))
     pen = ImageDraw.Draw(pattern)
     pitch = scale * (0.50 if texture == "striped" else 0.62)
@@ -100,9 +107,7 @@ def _stamp(shape: str, texture: str, radius: float, size: int) -> tuple[Image.Im
             for column in range(-4, 5):
                 x, y = side / 2 + (column + row % 2 / 2) * pitch, side / 2 + row * 0.87 * pitch
                 pen.ellipse([x - reach, y - reach, x + reach, y + reach], fill=255)
-    # A rim of plain colour keeps the outline whole on any background.
-    pattern = ImageChops.darker(pattern, filled(0.80))
-    return outline.reduce(_SUPERSAMPLING), pattern.reduce(_SUPERSAMPLING)
+    return outline, rim, body, ImageChops.darker(pattern, filled(0.62)).reduce(_SUPERSAMPLING)
 
 
 def _draw_background(background: Background, size: int) -> Image.Image:

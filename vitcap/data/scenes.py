@@ -25,8 +25,8 @@ COLOURS = {
     "purple": (145, 50, 175),
 }
 TEXTURES = ("solid", "striped", "dotted")
-SIZES = {"small": (0.12, 0.13), "large": (0.19, 0.205)}
-"""Half the side of an object's square cell: every small object is clearly smaller than every large one."""
+SIZES = {"small": 0.125, "large": 0.1875}
+"""Half the side of an object's square cell, in shares of the picture's side."""
 TONES = {"light": (175, 235), "dark": (18, 70)}
 """Grey levels of the backgrounds."""
 
@@ -35,7 +35,7 @@ HELD_OUT = (("green", "star"), ("purple", "circle"), ("yellow", "triangle"), ("c
 SEEN = tuple((c, s) for c in COLOURS for s in SHAPES if (c, s) not in HELD_OUT)
 
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
-_LATTICE = 16  # centres stand on a lattice of 1/16: a model sees each shape in few places within a patch, and learns fast
+_LATTICE = 8  # centres stand on a lattice of 1/8: a model sees each shape in few places, and learns fast
 _GAP = 0.02  # free space between cells, and between a cell and the border
 _MIN_OFFSET = 0.1
 _MAX_ANGLE = math.radians(60)
@@ -131,7 +131,7 @@ def sample_scene(rng: Random, *, held_out: bool = False) -> Scene:
     textures = [TEXTURES[max(0, int(rng.random() * 4) - 1)] for _ in pairs]  # half of them solid
     if twins:
         pairs, textures = pairs + pairs[-1:], textures + textures[-1:]
-    radii = [_pick(rng, SIZES[size]) for size in sizes]
+    radii = [SIZES[size] for size in sizes]
     if twins:
         radii[-1] = radii[-2]
 

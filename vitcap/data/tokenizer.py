@@ -31,11 +31,20 @@ def _word_pipeline(tokenizer: _Library) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
 
+def _whole(text: str) -> str:
+    """Without blanks at the ends; lone surrogates, which the library refuses, as U+FFFD."""
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.strip()
+
+
 class Tokenizer:
     """Text <-> ids, with PAD, BOS, EOS, UNK = 0, 1, 2, 3. `kind` is "word" or "bpe"."""
 
     def __init__(self, library: _Library, kind: str) -> None:
         self._library, self.kind = library, kind
+        # "<eos>" in a caption is text; not saved in the library's JSON, so set here.
+        library.encode_special_tokens = True
 
     @classmethod
     def train(
@@ -52,7 +61,7 @@ class Tokenizer:
             _word_pipeline(probe)
             counts: Counter[str] = Counter()
             for caption in captions:
-                counts.update(probe.normalizer.normalize_str(caption).split())
+                counts.update(probe.normalizer.normalize_str(_whole(caption)).split())
             # Most frequent first, then by the alphabet, so that the same captions give the same ids anywhere.
             kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
             if not kept:
@@ -74,7 +83,7 @@ class Tokenizer:
                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                 show_progress=False,
             )
-            library.train_from_iterator((c.strip() for c in captions), trainer)
+            library.train_from_iterator((_whole(c) for c in captions), trainer)
         else:
             raise ValueError(f"unknown tokenizer kind {kind!r}; choose one of {', '.join(KINDS)}")
         return cls(library, kind)
@@ -86,7 +95,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a caption, without BOS and EOS."""
-        return self._library.encode(text.strip(), add_special_tokens=False).ids
+        return self._library.encode(_whole(text), add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text up to the first EOS; PAD and BOS are left out."""

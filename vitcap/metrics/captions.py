@@ -25,9 +25,9 @@ from vitcap.metrics.rouge import rouge_l
 Id = TypeVar("Id", bound=Hashable)
 
 SCALE = "fractions of 1; CIDEr-D on its own scale, which ends at 10"
-_BAD_ENDINGS = """a an the this that these those his her its their my your our some another of in on at by with from to into
-    onto for near under over above below behind between beside next against through across along and or but as than while
-    which who is are was were be being has have"""
+_BAD_ENDINGS = """a an the this that these those his her its their my your our some another of in on at by with from to
+    into onto for near under over above below behind between beside next against through across along and or but as than
+    while which who is are was were be being has have"""
 BAD_ENDINGS = frozenset(_BAD_ENDINGS.split())
 """Words on which no finished caption ends; self-critical training without the end token produces such endings."""
 

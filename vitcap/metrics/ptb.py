@@ -63,13 +63,13 @@ _FILE += " sql tar txt wav x xml zip"
 
 # Abbreviations that keep their full stop: before anything; before anything but a word that is glued on;
 # the same but only when capitalised; before a number.
-_TITLES = """adj adm adv alex asst atty attys ave brig capt cf cie cmdr col comdr cpl dept det dr drs elec ens ft gen
-    gov govs hon insp invt jos lieut lt maj messrs mfg mlle mme mr mrs ms mt mtg natl pfc ph pres prof profs pvt rep reps
-    rev sen sens sfc sgt spc st ste supt supts vs wm"""
-_ABBREVIATIONS = """al apr ariz assn assoc aug bancorp bhd bldg blvd bros calif co colo conn corp cos ct dak dec ed.d
-    esq est etc ext feb fla fri ga inc ind intl jan jr jul jun kan kans ky ltd mar md mich minn mo mon mont neb nev nov oct
-    okla penn ph.d plc ppte pptes ppty pptys pte ptes pty ptys rd rt sep sept seq sq sr sys tel tenn thu thurs treas tue
-    tues univ va vt wed wis wisc wyo"""
+_TITLES = """adj adm adv alex asst atty attys ave brig capt cf cie cmdr col comdr cpl dept det dr drs elec ens ft
+    gen gov govs hon insp invt jos lieut lt maj messrs mfg mlle mme mr mrs ms mt mtg natl pfc ph pres prof profs pvt
+    rep reps rev sen sens sfc sgt spc st ste supt supts vs wm"""
+_ABBREVIATIONS = """al apr ariz assn assoc aug bancorp bhd bldg blvd bros calif co colo conn corp cos ct dak dec
+    ed.d esq est etc ext feb fla fri ga inc ind intl jan jr jul jun kan kans ky ltd mar md mich minn mo mon mont neb
+    nev nov oct okla penn ph.d plc ppte pptes ppty pptys pte ptes pty ptys rd rt sep sept seq sq sr sys tel tenn thu
+    thurs treas tue tues univ va vt wed wis wisc wyo"""
 _CAPITALISED = "Ark Az Del Ill La Mass Miss Ore Pa Tex Wash ARK AZ DEL ILL LA MASS MISS ORE PA TEX WASH"
 _NUMBERED = "art ca fig figs no nos op pp prop"
 # After a single letter and a full stop these words, capitalised, start a sentence, so that the letter is no initial.
@@ -157,7 +157,7 @@ _WHOLE |= {'"': "''", "&quot;": "''", "¢": "cents", "£": "#"} | dict.fromkeys(
 _WHOLE |= {"¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
 _QUOTED = re.compile(rf"[{_QUOTES}]+|{_Q}|{_CLITIC}|[nN]{_TICK}[tT]")
 _LOOKS_ACROSS = re.compile(
-    r"[<.0-9](?:(?<=<)|(?<=[0-9])(?: \d+\\?[/\u2044]|\)? \d{3})|(?<=\.)(?: \d|(?<=\b[A-Za-z]\.) +[A-Z]))"
+    r"[<.0-9](?:(?<=<)|(?<=[0-9])(?:\s\d+\\?[/\u2044]|\)?\s\d{3})|(?<=\.)(?:\s\d|(?<=\b[A-Za-z]\.)\s+[A-Z]))"
 )
 _INITIAL = re.compile(r"(?:^|(?<= ))([a-z])\.$")
 _STARTS = re.compile(rf" *{_STARTERS} ")

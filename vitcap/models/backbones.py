@@ -176,7 +176,7 @@ class TimmEncoder(nn.Module):
             model.blocks = model.blocks[: self.index + 1]
         elif not self.final:
             model.prune_intermediate_layers([self.index], prune_head=True)
-        self.width = int(model.num_features if self.final else model.feature_info[self.index]["num_chs"])
+        self.width = int(model.feature_info[self.index]["num_chs"])
 
         count = trained_blocks(trainable, self.index + 1, "blocks" if self.vit else "stages")
         self.cacheable = count == 0 or (self.vit and count is not None)
@@ -190,7 +190,7 @@ class TimmEncoder(nn.Module):
             self.eval()
             try:
                 with torch.no_grad():
-                    self._whole(torch.zeros(1, 3, *size))
+                    self.width = self._whole(torch.zeros(1, 3, *size)).shape[-1]
             except Exception as error:
                 at = f"layer={layer!r} for pictures of {size[0]}x{size[1]}"
                 raise ValueError(f"timm's {name} gives no grid at {at}: {error}") from error

@@ -48,7 +48,7 @@ class TransformerDecoder(StepDecoder):
     """Decoder of Vaswani et al. 2017 (section 3) over image or text memory.
 
     vocab_size: V. memory_width: width of the memory tokens. width, depth, heads, mlp_ratio: D, L, H, hidden / D.
-    kv_heads: fewer key/value heads in self-attention (grouped-query). dropout: on embeddings, branches and weights.
+    kv_heads: fewer key/value heads in self-attention (grouped-query). dropout: on embeddings and branches.
     max_length: longest input, BOS included. position: one of vitcap.nn.position.POSITIONS. norm: "pre" or "post".
     tie: output weights = embedding weights (Press and Wolf 2017).
     """

@@ -6,6 +6,7 @@ Parameter names are timm's, so that ViT, DeiT and DINOv2 weights load. Letters: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from vitcap.models.weights import (
 from vitcap.nn.blocks import EncoderBlock, init_transformer
 from vitcap.nn.position import make_position, plane
 from vitcap.types import Memory
+
+log = logging.getLogger(__name__)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -153,11 +156,18 @@ class VisionTransformer(nn.Module):
                 nn.init.trunc_normal_(parameter, std=std)
 
     def load_file(self, path: str | Path, weights_size: Size | None = None) -> None:
-        """Load a ViT, DeiT or DINOv2 weights file; ValueError names the entries that do not fit."""
+        """Load a ViT, DeiT or DINOv2 weights file; ValueError names the entries that do not fit.
+
+        A file of a deeper model gives its first blocks: in the middle of a ViT tokens may say more than at its end.
+        """
         patch = self.patch_embed.proj.kernel_size
         known = None if weights_size is None else grid_of(weights_size, patch, "weights_size")
         state = read_weights(path)
         state = adapt_vit(state, self, grid=self.grid, prefix=self.table_prefix, known=known, source=path)
+        blocks = {name: int(name.split(".")[1]) for name in state if name.startswith("blocks.")}
+        if max(blocks.values(), default=0) >= len(self.blocks):
+            log.info("%s: the first %d of %d blocks", path, len(self.blocks), max(blocks.values()) + 1)
+            state = {name: tensor for name, tensor in state.items() if blocks.get(name, 0) < len(self.blocks)}
         load_strictly(self, state, path)
 
     def train(self, mode: bool = True) -> VisionTransformer:

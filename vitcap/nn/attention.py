@@ -26,6 +26,9 @@ def merge_masks(mask: Tensor | None, causal: bool, queries: int, keys: int, devi
     """
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(f"attention mask must be boolean (True = may attend), got {mask.dtype}")
+    for axis, wanted in ((-1, keys), (-2, queries)):
+        if mask is not None and mask.ndim >= -axis and mask.shape[axis] not in (1, wanted):
+            raise ValueError(f"mask {tuple(mask.shape)} does not fit scores of {queries} queries and {keys} keys")
     if not causal or queries == 1:
         return mask
     lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
@@ -55,7 +58,7 @@ def attend(
     fused: force (True) or forbid (False) torch's fused kernel; None chooses.
     Returns (output (B, H, T, K), weights or None). Raises ValueError for shapes that do not fit.
     """
-    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
+    if q.ndim != 4 or k.ndim != 4 or len(q) != len(k) or q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
@@ -132,6 +135,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"width {width} is not a multiple of {heads} heads")
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"{heads} heads are not a multiple of {kv_heads} key/value heads")
+        self.width, self.memory_width = width, memory_width
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, width // heads
         self.dropout = dropout
         self.position = position if position is not None else Position()
@@ -149,6 +153,8 @@ class MultiHeadAttention(nn.Module):
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H', S, K) of a memory (B, S, memory_width), to be used for any number of queries."""
+        if memory.shape[-1] != self.memory_width:
+            raise ValueError(f"memory of width {memory.shape[-1]} for an attention layer built for {self.memory_width}")
         k, v = self.kv(memory).chunk(2, dim=-1)
         return self._split(k, self.kv_heads), self._split(v, self.kv_heads)
 
@@ -171,6 +177,8 @@ class MultiHeadAttention(nn.Module):
         before those of x. coordinates: (T, axes) places of the tokens of x, past_coordinates (S - T, axes) of the
         cached ones, for rotary and ALiBi positions. mask: boolean, broadcastable to (B, H, T, S).
         """
+        if x.shape[-1] != self.width:
+            raise ValueError(f"tokens of width {x.shape[-1]} for an attention layer of width {self.width}")
         bias = None
         if memory is None:
             kv = self.kv_heads * self.head_width

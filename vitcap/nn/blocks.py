@@ -15,16 +15,15 @@ from vitcap.nn.position import Position
 class Mlp(nn.Module):
     """fc2(GELU(fc1(x))) (Vaswani et al. 2017, equation 2, with GELU as in ViT)."""
 
-    def __init__(self, width: int, hidden: int, *, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.act = nn.GELU()
-        self.drop = nn.Dropout(dropout)
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)"""
-        return self.fc2(self.drop(self.act(self.fc1(x))))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class DropPath(nn.Module):
@@ -66,6 +65,7 @@ class EncoderBlock(nn.Module):
     """Self-attention and feed-forward layer, each with a residual connection (Dosovitskiy et al. 2021, equations 2, 3).
 
     norm: "pre" (ViT) or "post" (the original of Vaswani et al. 2017). layer_scale: initial value, None for none.
+    dropout: on the output of each of the two branches (Vaswani et al. 2017, section 5.4).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EncoderBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attn = MultiHeadAttention(width, heads, bias=qkv_bias, dropout=attention_dropout, position=position)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = Mlp(width, int(width * mlp_ratio), dropout=dropout)
+        self.mlp = Mlp(width, int(width * mlp_ratio))
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.drop, self.drop_path = nn.Dropout(dropout), DropPath(drop_path)
@@ -112,6 +112,8 @@ class DecoderBlock(nn.Module):
     """Masked self-attention, cross-attention and feed-forward layer (Vaswani et al. 2017, section 3.1).
 
     The G sequences of an image attend to one memory: its keys and values are projected once and never repeated.
+    dropout: on the output of each of the three branches (section 5.4); masks are a fifth of a training step on a CPU,
+    so weights and hidden units have none.
     """
 
     def __init__(
@@ -130,11 +132,11 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.pre = _check_norm(norm)
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.self_attn = MultiHeadAttention(width, heads, kv_heads=kv_heads, dropout=dropout, position=position)
+        self.self_attn = MultiHeadAttention(width, heads, kv_heads=kv_heads, position=position)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.cross_attn = MultiHeadAttention(width, heads, memory_width=memory_width, dropout=dropout)
+        self.cross_attn = MultiHeadAttention(width, heads, memory_width=memory_width)
         self.norm3 = nn.LayerNorm(width, eps=eps)
-        self.mlp = Mlp(width, int(width * mlp_ratio), dropout=dropout)
+        self.mlp = Mlp(width, int(width * mlp_ratio))
         self.drop = nn.Dropout(dropout)
 
     def forward(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -35,6 +40,49 @@ class SelfContained(L.Callback):
         if self._random is not None:
             torch.set_rng_state(self._random)
             self._random = None
+
+
+class Interrupted(Exception):
+    """Training stopped by Ctrl-C, between two steps and after a checkpoint."""
+
+
+class LastCheckpoint(L.Callback):
+    """Writes `path` every so many steps, at the end of each epoch, and on Ctrl-C, which then raises Interrupted.
+
+    Always between two steps, and under a temporary name first, so that the file is whole and exact at any moment.
+    A second Ctrl-C ends at once.
+    """
+
+    def __init__(self, path: Path, *, every: int) -> None:
+        if every < 1:
+            raise ValueError(f"steps between checkpoints must be at least 1, got {every}")
+        self.path, self.every = path, every
+        self._asked = False
+        self._before: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self._asked = True
+        print("\nstopping after this step and a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, self._before)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._asked or trainer.is_last_batch or trainer.global_step % self.every == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.path.with_name(f".{self.path.name}.new")
+            trainer.save_checkpoint(temporary)
+            os.replace(temporary, self.path)
+        if self._asked:
+            raise Interrupted
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
 
 class WeightAverage(EMAWeightAveraging):

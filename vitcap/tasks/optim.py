@@ -35,8 +35,9 @@ def parameter_groups(
 
 
 def warmup_cosine(step: int, *, warmup: int, total: int, floor: float = 0.0) -> float:
-    """Factor on the learning rate: linear from 0 over `warmup` steps, then half a cosine down to `floor` at `total`
-    (Loshchilov and Hutter 2017, without restarts)."""
+    """Factor on the learning rate of update `step`, counted from 0: rises in `warmup` equal parts to 1 (the first
+    update already takes one part), then half a cosine from 1 at `warmup` down to `floor` at `total` (Loshchilov and
+    Hutter 2017, without restarts)."""
     if step < warmup:
         return (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)

@@ -459,7 +459,13 @@ def model_file(tmp_path_factory):
     encoder |= {"width": 24, "depth": 1, "heads": 2}
     decoder = {"_target_": "vitcap.models.transformer_decoder.TransformerDecoder", "memory_width": 24}
     decoder |= {"vocab_size": tokenizer.vocab_size, "width": 24, "depth": 2, "heads": 2, "max_length": 24}
-    description = checkpoint.describe(encoder=encoder, decoder=decoder, tokenizer=tokenizer, preprocess=preprocess)
+    description = checkpoint.describe(
+        encoder=encoder,
+        decoder=decoder,
+        tokenizer=tokenizer,
+        preprocess=preprocess,
+        decode={"_target_": "vitcap.decoding.Beam"},
+    )
     torch.manual_seed(0)
     model = CaptionModel(checkpoint.build(encoder), checkpoint.build(decoder), mean=preprocess.mean, std=preprocess.std)
     return checkpoint.write(tmp_path_factory.mktemp("model") / "model.safetensors", model, description)

@@ -315,11 +315,19 @@ def test_whole_decoder_equals_torch(norm: str) -> None:
         theirs.norm.load_state_dict(mine.norm.state_dict())
     seen, tokens = random(B, N, WIDTH, seed=1), captions()
     later = torch.ones(T, T, dtype=torch.bool).triu(1)
-    found = mine(Memory(seen), tokens).logits
+    queries: list[Tensor] = []
+    for their_layer in theirs.layers:
+        their_layer.multihead_attn.register_forward_pre_hook(lambda module, inputs: queries.append(inputs[0]))
+    found = mine(Memory(seen), tokens, need_attention=True)
     for g in range(G):
         x = mine.embed.weight[tokens[:, g]] + mine.position.table[:T]
+        queries.clear()
         expected = theirs(x, seen, tgt_mask=later) @ mine.embed.weight.T + mine.out.bias
-        assert_close(found[:, g], expected, atol=1e-9, rtol=1e-9)
+        assert_close(found.logits[:, g], expected, atol=1e-9, rtol=1e-9)
+        for layer, query in enumerate(queries[:2]):
+            attention = theirs.layers[layer].multihead_attn
+            _, weights = attention(query, seen, seen, average_attn_weights=False)  # (B, H, T, N)
+            assert_close(found.attention[:, g, :, layer].transpose(1, 2), weights, atol=1e-9, rtol=1e-9)
 
 
 def test_layer_scale_and_drop_path_act_on_the_branches() -> None:

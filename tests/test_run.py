@@ -37,7 +37,7 @@ def test_a_run_writes_everything_it_names(trained):
     assert set(report["scores"]) >= {"BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr-D"}
     facts = report["facts"]
     assert (facts["split"], facts["images"], facts["seed"]) == ("val", 12, 0)
-    assert facts["decoding"]["search"] == "beam"
+    assert facts["decoding"]["search"] == "greedy"
     assert {"references_per_image", "tokeniser", "idf"} <= set(facts)
     assert set(report["truth"]) == {"true_seen", "true_held_out", "coverage"}
     results = json.loads((out / "captions.json").read_text())
@@ -149,7 +149,11 @@ def _coco(tmp_path: Path) -> Path:
             [],
             "no picture|not a picture|png",
         ),
-        (lambda root: None, ["model/encoder=timm", "model.encoder.name=vit_smal"], "vit_smal"),
+        (
+            lambda root: None,
+            ["model/encoder=timm", "model.encoder.trainable=all", "model.encoder.name=vit_smal"],
+            "vit_smal",
+        ),
         (
             lambda root: None,
             ["model/encoder=timm", "model.encoder.weights=/nowhere.safetensors"],

@@ -50,7 +50,7 @@ def test_scenes_follow_the_documented_rules():
         assert any(p in HELD_OUT for p in pairs) == (i % 4 == 3) == scene.held_out
         assert len(set(pairs)) == len(pairs) - scene.twins
         for o in objects:
-            assert o.radius in SIZES[o.size]
+            assert o.radius == SIZES[o.size]
             assert o.radius <= min(o.x, o.y, 1 - o.x, 1 - o.y)
         sizes = [o.size for o in objects]
         if len(objects) > 2:
@@ -62,7 +62,7 @@ def test_scenes_follow_the_documented_rules():
         elif len(objects) == 2:
             assert sizes == ["large", "small"]
     assert np.allclose(np.array(counts[1:]) / 3000, [0.30, 0.45, 0.15, 0.10], atol=0.03)
-    assert min(SIZES["large"]) > 1.4 * max(SIZES["small"])
+    assert SIZES["large"] > 1.4 * SIZES["small"]
 
 
 def test_every_colour_and_shape_is_seen_with_others():
@@ -103,10 +103,14 @@ def test_mask_area_and_colour(shape):
     inside = mask(item, size)
     assert inside.sum() == pytest.approx(unit * (radius * size) ** 2, rel=0.03)
     pixels = np.asarray(draw(Scene((item,), GREY, False, 0), size)).astype(int)
-    near = {"blue": np.abs(pixels - COLOURS["blue"]).sum(-1), "grey": np.abs(pixels - 200).sum(-1)}
-    assert (near["blue"][inside] <= near["grey"][inside] + 4).all()
-    assert (near["grey"][~inside] <= near["blue"][~inside] + 4).all()
-    assert (near["blue"] == 0).sum() > 0.85 * inside.sum()
+    steps = range(-2, 3)  # pixels that the antialiased border may reach further
+    grown = np.pad(inside, 2)
+    grown = np.any([np.roll(grown, (y, x), (0, 1)) for y in steps for x in steps], 0)[2:-2, 2:-2]
+    assert (pixels[~grown] == 200).all()
+    assert not (pixels[inside] == 200).all(-1).any()
+    blue = (pixels == COLOURS["blue"]).all(-1)
+    assert not (blue & ~inside).any()
+    assert blue.sum() > 0.4 * inside.sum()
 
 
 def test_textures_differ_and_keep_the_silhouette():

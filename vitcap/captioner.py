@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,7 +15,7 @@ from vitcap import checkpoint
 from vitcap.data.images import load_image, to_rgb
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
-from vitcap.decoding import Beam
+from vitcap.decoding import Beam, Greedy
 from vitcap.models.captioner import CaptionModel
 from vitcap.types import EOS, PAD, Batch, Generated
 
@@ -139,7 +139,10 @@ class Captioner:
         if isinstance(pictures, (str, Path, Image.Image)):
             one = self.caption([pictures], search=search, n_best=n_best, need_attention=need_attention, seed=seed)
             return one[0]
-        search = search if search is not None else self.search
+        if search is None:
+            search = self.search
+            if n_best > 1 and isinstance(search, Greedy):  # a model that decodes greedily by itself
+                search = Beam(beams=n_best, **asdict(search))
         if n_best > 1:
             if not isinstance(search, Beam):
                 raise ValueError(f"{type(search).__name__} gives one caption; n_best={n_best} needs a beam search")

@@ -67,7 +67,7 @@ def save_sheet(target: Path, page: Image.Image, lines: Sequence[str]) -> None:
     """Write the sheet as PNG, and its lines both into it and beside it as .txt."""
     text = "\n".join(lines).encode("utf-8", "replace").decode("utf-8")
     information = PngInfo()
-    information.add_itxt("Title", text.partition("\n")[0])
+    information.add_itxt("Title", text.partition("\n")[0].removeprefix("caption: "))
     information.add_itxt("Description", text)
     page.save(target, pnginfo=information)
     target.with_name(f"{target.stem}.txt").write_text(text + "\n", encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +16,7 @@ from vitcap.captioner import Caption, Captioner, Search
 from vitcap.data.module import CaptionData
 from vitcap.data.records import Source
 from vitcap.metrics.captions import Scores, score, write_results
+from vitcap.tasks.callbacks import clock
 
 Id = int | str
 
@@ -128,3 +131,24 @@ def show(table: str, report: dict[str, Any]) -> None:
     }
     for name, value in report["truth"].items():
         print(f"{100 * value:6.1f} %  {names.get(name, name)}")
+
+
+def bar(label: str) -> Callable[[int, int], None]:
+    """Progress of a long loop on standard error: a bar on a terminal, a line every few seconds in a log."""
+    state = {"last": 0.0, "begin": time.monotonic(), "done": 0}
+
+    def show(done: int, total: int) -> None:
+        now = time.monotonic()
+        terminal = sys.stderr.isatty()
+        if done <= state["done"]:  # the next loop of the same kind
+            state["begin"] = now
+        state["done"] = done
+        if done < total and now - state["last"] < (0.2 if terminal else 10.0):
+            return
+        state["last"] = now
+        spent = now - state["begin"]
+        text = f"{label}: {done}/{total}, {done / max(spent, 1e-6):.0f}/s, {clock(spent)}"
+        end = "\n" if done >= total or not terminal else ""
+        print(("\r" if terminal else "") + text, end=end, file=sys.stderr, flush=True)
+
+    return show

@@ -28,8 +28,8 @@ from vitcap import checkpoint
 from vitcap.captioner import Captioner
 from vitcap.data.module import CaptionData
 from vitcap.drawing import overlay_sheet, save_sheet
+from vitcap.evaluation import bar, judge_of, show
 from vitcap.evaluation import evaluate as evaluate_captioner
-from vitcap.evaluation import judge_of, show
 from vitcap.machine import keep_freed_memory
 from vitcap.models.captioner import CaptionModel
 from vitcap.tasks.callbacks import Interrupted, LastCheckpoint, Progress, SelfContained, WeightAverage, clock
@@ -80,27 +80,6 @@ def build(cfg: DictConfig) -> Parts:
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]
-
-
-def bar(label: str) -> Callable[[int, int], None]:
-    """Progress of a long loop on standard error: a bar on a terminal, a line every few seconds in a log."""
-    state = {"last": 0.0, "begin": time.monotonic(), "done": 0}
-
-    def show(done: int, total: int) -> None:
-        now = time.monotonic()
-        terminal = sys.stderr.isatty()
-        if done <= state["done"]:  # the next loop of the same kind
-            state["begin"] = now
-        state["done"] = done
-        if done < total and now - state["last"] < (0.2 if terminal else 10.0):
-            return
-        state["last"] = now
-        spent = now - state["begin"]
-        text = f"{label}: {done}/{total}, {done / max(spent, 1e-6):.0f}/s, {clock(spent)}"
-        end = "\n" if done >= total or not terminal else ""
-        print(("\r" if terminal else "") + text, end=end, file=sys.stderr, flush=True)
-
-    return show
 
 
 def _prepare_cache(parts: Parts, splits: tuple[str, ...]) -> None:
@@ -268,7 +247,7 @@ def evaluate(cfg: DictConfig) -> dict[str, Any]:
         captioner,
         data,
         cfg.split,
-        search=instantiate(cfg.decode),
+        search=instantiate(cfg.decode) if cfg.get("decode") else captioner.search,
         out=out,
         seed=cfg.seed,
         progress=bar(f"captions of {cfg.split}"),

@@ -73,6 +73,15 @@ class FeatureCache:
         self._map = np.memmap(self.folder / "features.f16", dtype=np.float16, mode="r", shape=shape)
         self._touched = 0
 
+    def __getstate__(self) -> dict[str, object]:
+        # A loader process maps the file itself; the mapping would be copied as an array.
+        return {**self.__dict__, "_map": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        if self.rows:
+            self._open()
+
     def __contains__(self, key: str) -> bool:
         return key in self.rows
 

@@ -62,7 +62,7 @@ class ShapesSource:
         root: str | Path | None = None,
         *,
         seed: int = 0,
-        train_size: int = 24_000,
+        train_size: int = 40_000,
         val_size: int = 1_000,
         test_size: int = 1_000,
         image_size: int = 64,

@@ -157,11 +157,11 @@ _WHOLE |= {'"': "''", "&quot;": "''", "¢": "cents", "£": "#"} | dict.fromkeys(
 _WHOLE |= {"¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
 _QUOTED = re.compile(rf"[{_QUOTES}]+|{_Q}|{_CLITIC}|[nN]{_TICK}[tT]")
 _LOOKS_ACROSS = re.compile(
-    r"[<.0-9](?:(?<=<)|(?<=[0-9])(?:\s\d+\\?[/\u2044]|\)?\s\d{3})|(?<=\.)(?:\s\d|(?<=\b[A-Za-z]\.)\s+[A-Z]))"
+    r"[<.0-9](?:(?<=<)|(?<=[0-9])(?:\s\n?\d+\\?[/\u2044]|\)?\s\n?\d{3})|(?<=\.)(?:\s\n?\d|(?<=\b[A-Za-z]\.)\s+[A-Z]))"
 )
 _INITIAL = re.compile(r"(?:^|(?<= ))([a-z])\.$")
 _STARTS = re.compile(rf" *{_STARTERS} ")
-_BLANK = re.compile(r"\s")
+_BLANK = re.compile(r"\r\n|\s")
 _DROPPED = re.compile("[\u00ad\U00010000-\U0010ffff]")
 
 

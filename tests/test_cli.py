@@ -18,11 +18,11 @@ from vitcap import checkpoint
 from vitcap.captioner import Caption, Word
 from vitcap.cli import caption as caption_command
 from vitcap.cli import main, pictures
-from vitcap.cli.overlay import unique_names
 from vitcap.data.images import load_image
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
 from vitcap.decoding import Beam, Greedy, Sample
+from vitcap.drawing import unique_names
 from vitcap.models.captioner import CaptionModel
 from vitcap.types import EOS
 
@@ -318,7 +318,9 @@ def test_options_that_contradict_each_other(scripted, photos, options, message, 
         ([], "COMMAND"),
         (["paint"], "invalid choice: 'paint'"),
         (["caption"], "PHOTO_OR_FOLDER"),
-        (["caption", "x.jpg", "--beams", "0"], "--beams: '0': a whole number of at least 1 is wanted"),
+        (["caption", "x.jpg", "--beams", "0"], "--beams: '0': a whole number of at least 1 and at most 1000"),
+        (["caption", "x.jpg", "--n-best", "100000000"], "at most 1000 is wanted"),
+        (["caption", "x.jpg", "--sample", "--seed", "9" * 23], "--seed"),
         (["caption", "x.jpg", "--sample", "--top-p", "1.5"], "a number above 0 and at most 1 is wanted"),
         (["caption", "x.jpg", "--sample", "--temperature", "nan"], "a number above 0 is wanted"),
         (["caption", "x.jpg", "--batchsize", "2"], "unrecognized arguments: --batchsize"),

@@ -432,3 +432,9 @@ def test_errors_of_the_call(kind):
         kind()(decoder, Memory(torch.zeros(1, 3, 8)))
     with pytest.raises(ValueError, match="max_length=20, but the decoder ends at 10"):
         kind()(decoder.eval(), Memory(torch.zeros(1, 3, 8)))
+
+
+@pytest.mark.parametrize("search", [Greedy, Beam, Sample])
+def test_options_that_are_no_numbers_are_named(search):
+    with pytest.raises(ValueError, match="max_length=x must be a number of 0 or more"):
+        search(max_length="x")

@@ -194,7 +194,7 @@ def test_two_processes_do_not_fill_one_folder(tmp_path: Path, records: list[Capt
     cache = FeatureCache(tmp_path, {"trunk": "abc"})
     with open(cache.folder / "lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(RuntimeError, match="another process is filling the feature cache"):
+        with pytest.raises(BlockingIOError, match="another process is filling the feature cache"):
             run(tmp_path, records, Trunk())
     trunk = Trunk()
     run(tmp_path, records[:3], trunk)
@@ -286,7 +286,7 @@ def test_unreadable_pictures_leave_the_data(tmp_path: Path, records: list[Captio
     with pytest.raises(ValueError, match=r"1 pictures cannot be read: .*1\.png.*data\.on_bad=skip"):
         data(records, tmp_path / "cache")
     made = data(records, tmp_path / "cache", on_bad="skip")
-    assert set(made.bad) == {1}
+    assert set(made.bad["train"]) == {1}
     assert [r.image_id for r in made.records("train")] == [0, 2, 3, 4]
     (batch,) = made.loader("train", train=True)
     for id_, row in zip(batch.ids, batch.features, strict=True):  # type: ignore[arg-type]

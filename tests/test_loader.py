@@ -88,9 +88,8 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
 
 def test_length_of_an_epoch() -> None:
     assert len(EpochBatches(10, 4, shuffle=True)) == 3
-    assert len(EpochBatches(10, 4, shuffle=True, drop_last=True)) == 2
-    assert len(list(EpochBatches(10, 4, shuffle=True, drop_last=True))) == 2
-    assert [len(b) for b in EpochBatches(3, 4, shuffle=True, drop_last=True)] == [3]  # better small than nothing
+    assert len(EpochBatches(10, 4, shuffle=True)) == len(list(EpochBatches(10, 4, shuffle=True))) == 3
+    assert [len(b) for b in EpochBatches(3, 4, shuffle=True)] == [3]
     assert list(EpochBatches(0, 4, shuffle=True)) == []
     with pytest.raises(ValueError, match="batch size must be at least 1, got 0"):
         EpochBatches(3, 0, shuffle=True)

@@ -532,3 +532,57 @@ def test_clean_data_is_told_without_a_warning(coco_root, caplog):
     assert [(r.levelname, r.message) for r in caplog.records] == [
         ("INFO", f"{coco_root}, train: 6 images, 12 captions")
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "x.csv",
+            "image,caption,caption\na.jpg,one dog,two dogs\n",
+            r"x\.csv: line 1 names the column 'caption' more than",
+        ),
+        ("x.jsonl", "[" * 100_000 + "\n", r"x\.jsonl: line 1 is cut or not JSON: maximum recursion"),
+        ("x.jsonl", "1" * 5000 + "\n", r"x\.jsonl: line 1 is cut or not JSON: Exceeds the limit"),
+    ],
+    ids=["column twice", "nested", "huge number"],
+)
+def test_tables_that_python_itself_trips_over(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        TableSource(tmp_path).splits()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, r"captions_train\.json: JSON that cannot be read \(maximum recursion"),
+        (
+            '{"images": [{"id": ' + "1" * 5000 + "}]}",
+            r"captions_train\.json: JSON that cannot be read \(Exceeds the limit",
+        ),
+        (
+            '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"id": [1], "image_id": 1}]}',
+            r"captions_train\.json: annotation 0 has the id \[1\]",
+        ),
+    ],
+    ids=["nested", "huge number", "list as id"],
+)
+def test_json_that_python_itself_trips_over(text, message, tmp_path):
+    (tmp_path / "captions_train.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        CocoSource(tmp_path).split("train")
+
+
+@pytest.mark.parametrize("change", [{"sentences": None}, {"sentences": 5}, {"split": None}, {"filename": ["a.jpg"]}])
+def test_karpathy_fields_of_another_kind_are_named(change, tmp_path):
+    image = {"filename": "a.jpg", "split": "train", "sentences": [{"raw": "a dog"}], **change}
+    (tmp_path / "dataset_x.json").write_text(json.dumps({"images": [image]}))
+    with pytest.raises(ValueError, match=rf"dataset_x\.json: image 0 has {next(iter(change))}"):
+        KarpathySource(tmp_path).splits()
+
+
+@pytest.mark.parametrize("option", ["annotations", "images"])
+def test_a_single_name_where_one_for_each_split_is_wanted(option, tmp_path):
+    with pytest.raises(ValueError, match=rf"data\.source\.{option}=x: one for each split"):
+        CocoSource(tmp_path, **{option: "x"})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
 from conftest import TINY
@@ -196,3 +198,163 @@ def test_a_checkpoint_that_is_none_is_one_line(config, tmp_path, capsys):
         run.command(run.evaluate, config(f"checkpoint={fake}", f"out={tmp_path / 'e'}", name="evaluate"))
     assert stop.value.code == 1
     assert "HTML" in capsys.readouterr().err
+
+
+ENCODERS = {
+    "vit": [],
+    "timm vit": ["model/encoder=timm", "model.encoder.name=test_vit", "model.encoder.trainable=1"],
+    "timm cnn": ["model/encoder=timm", "model.encoder.name=test_resnet", "model.encoder.trainable=all"],
+    "hybrid": ["model/encoder=hybrid", "model.encoder.name=test_efficientnet", "model.encoder.trainable=all"],
+}
+DECODERS = {
+    "transformer, bpe": ["data.tokenizer=bpe", "data.vocab_size=300", "decode=beam"],
+    "rnn, words": ["model/decoder=rnn", "model.decoder.width=32", "decode=sample", "decode.top_k=5"],
+}
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_encoder_and_decoder_train_evaluate_and_caption(encoder, decoder, config, tmp_path):
+    groups = [*ENCODERS[encoder], *DECODERS[decoder]]
+    tiny = [
+        o
+        for o in TINY
+        if not (o.startswith("model.encoder") and encoder != "vit")
+        and not (o.startswith("model.decoder") and "rnn" in decoder)
+    ]
+    if encoder != "vit":
+        tiny += ["model.encoder.image_size=64", "model.encoder.weights=null"]
+    report = run.train(config(*tiny, *groups, f"out={tmp_path / 'run'}", "trainer.max_epochs=1"))
+    assert report["facts"]["images"] == 12
+    captioner = vitcap.load(tmp_path / "run")
+    photo = Image.new("RGB", (90, 60), (200, 30, 30))
+    caption = captioner.caption(photo, need_attention=True, seed=1)
+    assert caption.attention.shape[0] == len(caption.tokens)
+    assert caption.attention.shape[3] == captioner.prefix + captioner.grid[0] * captioner.grid[1]
+    assert caption.attention.sum(-1) == pytest.approx(1.0, abs=1e-4)
+    again = captioner.caption(photo, seed=1)
+    assert (again.text, again.tokens) == (caption.text, caption.tokens)
+
+
+def test_cached_features_train_as_the_pictures_do(config, tmp_path):
+    root = _coco(tmp_path)
+    tiny = [o for o in TINY if "source" not in o]
+    common = [*tiny, "data=coco", f"data.root={root}", "data.min_count=1", "model.encoder.depth=2", "ema=null"]
+    common += ["model.encoder.trainable=1", "trainer.max_epochs=2"]
+    # float16 features against float32 ones: the same training within their rounding.
+    cached = run.train(config(*common, f"data.cache={tmp_path / 'cache'}", f"out={tmp_path / 'a'}"))
+    direct = run.train(config(*common, f"out={tmp_path / 'b'}"))
+    a, b = (vitcap.load(tmp_path / name).model.state_dict() for name in "ab")
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor, b[name], atol=2e-3, rtol=2e-3, msg=name)
+    assert cached["facts"]["images"] == direct["facts"]["images"] == 8
+
+
+def _break_off(*_, **__):
+    raise ValueError("broken off")
+
+
+def test_overwriting_takes_the_old_run_away_and_resuming_keeps_its_curves(config, tmp_path, monkeypatch):
+    common = [*TINY, f"out={tmp_path}", "trainer.log_every_n_steps=1"]
+    run.train(config(*common, "trainer.max_epochs=1"))
+    (tmp_path / "notes.json").write_text("{}")
+    curves = (tmp_path / "metrics.csv").read_text().splitlines()
+    run.train(config(*common, "trainer.max_epochs=2", "resume=true"))
+    longer = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert longer[: len(curves)] == curves
+    assert len(longer) > len(curves)
+    events = set(tmp_path.glob("events.out.tfevents*"))
+    with pytest.raises(ValueError, match="trainer: "):  # a mistake in the options costs nothing
+        run.train(config(*common, "overwrite=true", "+trainer.max_epoch=1"))
+    assert (tmp_path / "model.safetensors").exists()
+    assert events <= set(tmp_path.glob("events.out.tfevents*"))
+    monkeypatch.setattr(run.L.Trainer, "fit", _break_off)
+    with pytest.raises(ValueError, match="broken off"):
+        run.train(config(*common, "overwrite=true"))
+    assert not (tmp_path / "model.safetensors").exists()
+    assert not events & set(tmp_path.glob("events.out.tfevents*"))
+    assert (tmp_path / "notes.json").exists()
+
+
+def test_a_run_too_short_for_a_validation_keeps_its_last_weights(config, tmp_path):
+    report = run.train(config(*TINY, f"out={tmp_path}", "trainer.max_epochs=1", "trainer.check_val_every_n_epoch=2"))
+    assert report["facts"]["chosen_by"] == "last, without validation"
+    assert report["facts"]["checkpoint"].endswith("last.ckpt")
+    assert vitcap.load(tmp_path).description["facts"]["scores"] == report["scores"]
+
+
+@pytest.mark.parametrize("option", ["data.max_length=60", "decode.max_length=50", "validation_decode.max_length=50"])
+def test_a_decoder_too_short_for_the_captions_is_told_before_training(option, config, tmp_path):
+    with pytest.raises(ValueError, match=rf"model\.decoder\.max_length=40 is too short for {option}"):
+        run.build(config(*TINY, option, f"out={tmp_path}"))
+
+
+def test_options_of_the_data_out_of_range(config, tmp_path):
+    for option in ("batch_size=0", "num_workers=-1", "captions_per_image=0", "max_length=2", "train_limit=-1"):
+        with pytest.raises(hydra.errors.InstantiationException, match=rf"data\.{option}"):
+            run.build(config(*TINY, f"data.{option}", f"out={tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("data.batch_size=x", r"data\.batch_size=x: a whole number of at least 1 is wanted"),
+        ("data.vocab_size=4", r"data\.vocab_size=4: a whole number of at least 5"),
+        ("data.min_count=1.5", r"data\.min_count=1\.5: a whole number of at least 1"),
+        ("data.on_bad=ignore", r"data\.on_bad=ignore: choose error or skip"),
+        ("task.lr=x", r"task\.lr=x: a number of at least 0"),
+        ("task.lr=nan", r"task\.lr=nan: a number of at least 0"),
+        ("task.label_smoothing=2", r"task\.label_smoothing=2: a number from 0 to 1"),
+        ("task.betas=[0.9]", r"task\.betas=\[0\.9\]: two numbers"),
+        ("seed=-1", r"seed=-1: a whole number from 0 to 4294967295"),
+        ("overlays=-1", r"overlays=-1: a whole number of at least 0"),
+        ("save_every=0", r"save_every=0: a whole number of at least 1"),
+        ("ema=1", r"ema=1: a decay below 1"),
+        ("trainer.max_epochs=0", r"no step was trained: trainer\.max_epochs"),
+    ],
+)
+def test_options_out_of_range_or_of_another_kind_are_named(option, message, config, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run.command(run.train, config(*TINY, option, f"out={tmp_path}"))
+    assert re.search(f"^vitcap: error: .*{message}", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_what_cannot_be_resumed_from_is_named(trained, config, tmp_path, capsys):
+    out, _ = trained
+    last = out / "checkpoints" / "last.ckpt"
+    for overrides, message in (
+        ([f"resume={out / 'model.safetensors'}"], "without the state of training"),
+        ([f"resume={last}", "model.decoder.width=64"], "another model .*decoder.* differs"),
+        ([f"resume={last}", "data.min_count=30"], "another model .vocabulary differs"),
+        ([f"resume={tmp_path / 'nothing.ckpt'}"], "no checkpoint to resume from"),
+    ):
+        with pytest.raises(SystemExit):
+            run.command(run.train, config(*TINY, *overrides, f"out={tmp_path / 'run'}"))
+        assert re.search(message, capsys.readouterr().err), overrides
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("text")
+    run_ = _train(*TINY, f"out={tmp_path / 'file'}")
+    assert run_.returncode == 1
+    assert run_.stderr.splitlines() == [f"vitcap: error: {tmp_path / 'file'}: File exists"]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_dropout_is_on_in_training_and_frozen_parts_stay_in_eval_mode(cached, config, tmp_path, monkeypatch):
+    seen = []
+    step = CaptionTask.training_step
+
+    def watched(self, batch, batch_idx):
+        seen.append(
+            (self.model.decoder.training, self.model.decoder.drop.training, self.model.encoder.blocks[0].training)
+        )
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(CaptionTask, "training_step", watched)
+    root = _coco(tmp_path)
+    tiny = [o for o in TINY if "source" not in o]
+    common = [*tiny, "data=coco", f"data.root={root}", "data.min_count=1", "trainer.max_epochs=2"]
+    common += ["model.encoder.depth=2", "model.encoder.trainable=1"]
+    run.train(config(*common, f"data.cache={tmp_path / 'cache' if cached else 'null'}", f"out={tmp_path / 'run'}"))
+    assert seen == [(True, True, False)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import unicodedata
 
@@ -185,3 +186,11 @@ def test_bpe_merges_frequent_words() -> None:
     for caption in CAPTIONS:
         assert len(large.encode(caption)) <= len(small.encode(caption)) <= len(f" {caption}".encode())
     assert small.vocab_size == 265
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe"])
+def test_a_copy_for_another_process_reads_captions_alike(kind):
+    tokenizer = Tokenizer.train(["a dog <eos> runs"] * 3, kind=kind, min_count=1, vocab_size=300)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.encode("a dog <eos> runs") == tokenizer.encode("a dog <eos> runs")
+    assert EOS not in copy.encode("a dog <eos> runs")

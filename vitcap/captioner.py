@@ -59,7 +59,7 @@ class Caption:
 class Captioner:
     """A trained model with all it needs: tokenizer, preprocessing, decoding.
 
-    search: default decoding. description: the model file's own description.
+    search: decoding where a call names none; a model file brings its own. description: the model file's description.
     """
 
     def __init__(
@@ -132,10 +132,14 @@ class Captioner:
     ) -> Caption | list[Caption]:
         """Caption one picture (a path or a PIL image) or a list of them.
 
-        search: a Greedy, Beam or Sample of vitcap.decoding. n_best: captions per picture, the others under
-        `alternatives`. need_attention: also give the cross-attention. seed: of a sampling search.
-        Raises ImageError, naming the file, for a picture that cannot be read.
+        search: a Greedy, Beam or Sample of vitcap.decoding; None is the model's own. n_best: captions per picture, the
+        others under `alternatives`. need_attention: also give the cross-attention. batch_size: pictures at a time.
+        seed: of a sampling search. One picture gives one Caption, a list a list in its order.
+        Raises ImageError, naming the file, for a picture that cannot be read, and ValueError for options out of range.
         """
+        for option, value in (("n_best", n_best), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{option}={value}: must be at least 1")
         if isinstance(pictures, (str, Path, Image.Image)):
             one = self.caption([pictures], search=search, n_best=n_best, need_attention=need_attention, seed=seed)
             return one[0]
@@ -209,7 +213,7 @@ class Captioner:
             self._grid, self._prefix = memory.grid, memory.prefix
 
     def save(self, path: str | Path) -> Path:
-        """Write the whole model to one safetensors file."""
+        """Write the whole model to one safetensors file, which `load` reads; returns its path."""
         return checkpoint.write(path, self.model, self.description)
 
 

@@ -184,6 +184,8 @@ def _read_zip(path: Path) -> Saved:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0][:200]
+        if reason.startswith("Weights only load failed"):  # torch goes on to say how to run what is in the file
+            reason = "it holds Python objects, which could run code"
         raise CheckpointError(f"{path}: not a checkpoint that can be opened safely ({reason})") from None
     if not isinstance(content, dict) or "vitcap" not in content or "state_dict" not in content:
         raise CheckpointError(f"{path}: a torch file, but no vitcap checkpoint (it lacks the description of the model)")

@@ -100,11 +100,14 @@ class Search:
     forbid: tuple[int, ...] = (UNK,)
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            good = name == "forbid" or (isinstance(value, int | float) and value >= 0)
+            _require(good, f"{name}={value} must be a number of 0 or more")
         object.__setattr__(self, "forbid", tuple(int(token) for token in self.forbid))
         _require(self.max_length >= 1, f"max_length={self.max_length} must be at least 1")
-        low, high = self.min_length, self.max_length
-        _require(0 <= low <= high, f"min_length={low} must be between 0 and max_length={high}")
-        _require(self.no_repeat_ngram >= 0, f"no_repeat_ngram={self.no_repeat_ngram} must be 0 (off) or more")
+        _require(
+            self.min_length <= self.max_length, f"min_length={self.min_length} is above max_length={self.max_length}"
+        )
         _require(min(self.forbid, default=0) >= 0, f"forbid={self.forbid} must hold token ids of 0 or more")
 
     @torch.no_grad()  # not inference_mode: self-critical training feeds the tokens to a pass with gradients
@@ -184,7 +187,6 @@ class Sample(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(1e-6 <= self.temperature < math.inf, f"temperature={self.temperature} must be at least 1e-6")
-        _require(self.top_k >= 0, f"top_k={self.top_k} must be 0 (all tokens) or more")
         _require(0 < self.top_p <= 1, f"top_p={self.top_p} must be above 0 and at most 1")
         _require(self.samples >= 1, f"samples={self.samples} must be at least 1")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -13,11 +13,15 @@ from PIL.PngImagePlugin import PngInfo
 from vitcap.viz.heatmap import describe, word_map
 from vitcap.viz.overlay import sheet
 
+if TYPE_CHECKING:  # these import torch, for which `vitcap overlay --help` need not wait
+    from vitcap.captioner import Caption, Captioner
+    from vitcap.data.module import CaptionData
+
 
 def overlay_sheet(
-    captioner: Any,
+    captioner: Captioner,
     photo: Image.Image,
-    caption: Any,
+    caption: Caption,
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -26,7 +30,7 @@ def overlay_sheet(
 ) -> tuple[Image.Image, list[str]]:
     """The sheet of one photo, and its lines of text: the caption, what is shown, and one line for each word.
 
-    captioner, caption: a vitcap.captioner.Captioner and what it gave for the upright photo with need_attention=True.
+    caption: what the captioner gave for the upright photo with need_attention=True.
     layers, heads: decoder layers and attention heads to average, None for all. top, font: see vitcap.viz.overlay.sheet.
     Raises ValueError for a model that attends to no grid, or a layer or head that is not there.
     """
@@ -61,6 +65,38 @@ def overlay_sheet(
         font=font,
     )
     return page, [f"caption: {caption.text}", note, *describe(words, maps, window, *photo.size)]
+
+
+def draw_overlays(
+    captioner: Captioner, data: CaptionData, folder: Path, *, count: int, split: str = "val"
+) -> list[Path]:
+    """Write the overlay sheets of the first `count` readable pictures of a split into a folder; returns their files."""
+    records = [record for record in data.records(split) if record.image_id not in data.bad[split]][:count]
+    paths = [folder / f"{name}.png" for name in unique_names([str(record.image_id) for record in records])]
+    for record, path in zip(records, paths, strict=True):
+        photo = record.open()
+        caption = captioner.caption(photo, need_attention=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_sheet(path, *overlay_sheet(captioner, photo, caption))
+    return paths
+
+
+def unique_names(paths: Sequence[str]) -> list[str]:
+    """A file name without suffix for each path: its own, numbered where two would fall together.
+
+    Letter case does not tell names apart, as on the file systems of Windows and macOS.
+    """
+    taken: set[str] = set()
+    names = []
+    for path in paths:
+        stem = Path(path).stem or "photo"
+        name, count = stem, 1
+        while name.casefold() in taken:
+            count += 1
+            name = f"{stem}-{count}"
+        taken.add(name.casefold())
+        names.append(name)
+    return names
 
 
 def save_sheet(target: Path, page: Image.Image, lines: Sequence[str]) -> None:

@@ -52,7 +52,10 @@ def caption_split(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Id, Caption]:
-    """Caption of every readable image of a split, in its order."""
+    """Caption of every readable image of a split, in its order; the others are added to `data.bad`.
+
+    search: as of vitcap.decoding. seed: of a sampling search. progress: called with (done, total) images.
+    """
     loader = data.loader(split)
     generator = torch.Generator(captioner.device).manual_seed(seed)
     captions: dict[Id, Caption] = {}
@@ -63,7 +66,7 @@ def caption_split(
         captions.update(zip(batch.ids, captioner.read_captions(found), strict=True))
         if progress is not None:
             progress(len(captions), len(data.records(split)))
-    data.bad.update(loader.bad)
+    data.bad[split].update(loader.bad)
     return captions
 
 
@@ -80,7 +83,8 @@ def evaluate(
 ) -> tuple[Scores, dict[str, Any]]:
     """Score a captioner on a split and write `captions.json` (COCO results format), `scores.json`, `per_image.json`.
 
-    Returns the score card and the content of scores.json, which states how every figure was obtained.
+    search, seed, progress: see `caption_split`. facts: further facts for scores.json. Returns the score card and the
+    content of scores.json, which states how every figure was obtained. Raises ValueError if no image can be read.
     """
     captions = caption_split(captioner, data, split, search=search, seed=seed, progress=progress)
     texts = {id_: caption.text for id_, caption in captions.items()}
@@ -97,7 +101,7 @@ def evaluate(
             "data": data.source.name,
             "split": split,
             "images": len(texts),
-            "unreadable_images": len(data.bad),
+            "unreadable_images": len(data.bad[split]),
             "decoding": describe_search(search),
             "seed": seed,
             **card.facts,
@@ -134,10 +138,11 @@ def show(table: str, report: dict[str, Any]) -> None:
 
 
 def bar(label: str) -> Callable[[int, int], None]:
-    """Progress of a long loop on standard error: a bar on a terminal, a line every few seconds in a log."""
+    """A function of (done, total) that shows the progress of a long loop on standard error: a line that is renewed on a
+    terminal, one every few seconds in a log."""
     state = {"last": 0.0, "begin": time.monotonic(), "done": 0}
 
-    def show(done: int, total: int) -> None:
+    def update(done: int, total: int) -> None:
         now = time.monotonic()
         terminal = sys.stderr.isatty()
         if done <= state["done"]:  # the next loop of the same kind
@@ -151,4 +156,4 @@ def bar(label: str) -> Callable[[int, int], None]:
         end = "\n" if done >= total or not terminal else ""
         print(("\r" if terminal else "") + text, end=end, file=sys.stderr, flush=True)
 
-    return show
+    return update

@@ -6,18 +6,26 @@ import ctypes
 import sys
 
 
+def _glibc(function: str, *arguments: int) -> bool:
+    """Call a function of the C library; whether it is there (glibc, Linux) and said yes."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return bool(getattr(ctypes.CDLL(None), function)(*arguments))
+    except (OSError, AttributeError):
+        return False
+
+
 def keep_freed_memory() -> bool:
     """Let the C library keep freed memory for the next tensor instead of giving it back to the kernel.
 
     Every tensor of a few megabytes would otherwise be mapped, page-faulted in and unmapped again: half of the time of
-    a small CNN on a CPU. Only for glibc (Linux); returns whether it was done. The process's memory then stays near its
-    peak.
+    a small CNN on a CPU. Only for glibc (Linux); returns whether it was done.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
     m_trim_threshold, m_mmap_max = -1, -4
-    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, 2**31 - 1))
+    return _glibc("mallopt", m_mmap_max, 0) and _glibc("mallopt", m_trim_threshold, 2**31 - 1)
+
+
+def release_freed_memory() -> bool:
+    """Give freed memory back once, between two phases that need different tensors; whether any was."""
+    return _glibc("malloc_trim", 0)

@@ -19,27 +19,29 @@ import hydra
 import lightning as L
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vitcap import checkpoint
 from vitcap.captioner import Captioner
 from vitcap.data.module import CaptionData
-from vitcap.drawing import overlay_sheet, save_sheet
+from vitcap.drawing import draw_overlays
 from vitcap.evaluation import bar, judge_of, show
 from vitcap.evaluation import evaluate as evaluate_captioner
-from vitcap.machine import keep_freed_memory
+from vitcap.machine import keep_freed_memory, release_freed_memory
 from vitcap.models.captioner import CaptionModel
+from vitcap.run_folder import check_resume, clear, open_run
 from vitcap.tasks.callbacks import Interrupted, LastCheckpoint, Progress, SelfContained, WeightAverage, clock
 from vitcap.tasks.captioning import CaptionTask
-from vitcap.types import count_parameters
+from vitcap.types import count_parameters, require_number
 
 log = logging.getLogger(__name__)
 
 # What a user did wrong ends in one line; anything else is a defect of ours and keeps its traceback.
-USER_ERRORS = (ValueError, OSError, hydra.errors.HydraException, OmegaConfBaseException)
+USER_ERRORS = (ValueError, OSError, hydra.errors.HydraException, OmegaConfBaseException, MisconfigurationException)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,13 @@ def build(cfg: DictConfig) -> Parts:
     decoder_config.pop("_partial_", None)
     decoder_config |= {"vocab_size": data.spec.vocab_size, "memory_width": encoder.width}
     decoder = instantiate(decoder_config)
+    limit = getattr(decoder, "max_length", None)
+    asked = {"data": cfg.data.max_length - 1} | {k: cfg[k].max_length for k in ("decode", "validation_decode")}
+    for option, length in asked.items():  # now, and not at the first long caption or after the first epoch
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"model.decoder.max_length={limit} is too short for {option}.max_length={cfg[option].max_length}"
+            )
     preprocess = data.fit_to(encoder.preprocess)
     model = CaptionModel(encoder, decoder, mean=preprocess.mean, std=preprocess.std)
     description = checkpoint.describe(
@@ -101,6 +110,7 @@ def _prepare_cache(parts: Parts, splits: tuple[str, ...]) -> None:
         splits, fingerprint=encoder.fingerprint(), extract=extract, progress=bar("features of the frozen encoder")
     )
     parts.model.cpu()
+    release_freed_memory()
 
 
 def _settle() -> None:
@@ -115,26 +125,16 @@ def _settle() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
 
-def _open_run(cfg: DictConfig) -> tuple[Path, str | None]:
-    """Run folder, and the checkpoint to go on from. A folder with a run in it is not written over unasked."""
-    out = Path(cfg.out)
-    last = out / "checkpoints" / "last.ckpt"
-    resume: str | None = None
-    if cfg.resume:
-        resume = str(last if cfg.resume is True else cfg.resume)
-        if not Path(resume).exists():
-            raise FileNotFoundError(
-                f"{resume}: no checkpoint to resume from; give resume=FILE or out=FOLDER of the run"
-            )
-        checkpoint.read(resume)  # one clear line if it is none
-    elif (out / "checkpoints").exists() and not cfg.overwrite:
-        raise ValueError(f"{out} already holds a run: resume=true goes on with it, overwrite=true starts it anew")
-    elif (out / "checkpoints").exists():
-        for old in (out / "checkpoints").glob("*.ckpt"):
-            old.unlink()
-    out.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, out / "config.yaml", resolve=True)
-    return out, resume
+def _curves(out: Path) -> CSVLogger:
+    """Logger of metrics.csv that goes on after the rows of a run that is resumed; Lightning's would delete them."""
+    file = out / "metrics.csv"
+    before = file.read_bytes() if file.exists() else b""
+    logger = CSVLogger(out, name="", version="")
+    columns = logger.experiment.metrics_keys
+    if before:
+        file.write_bytes(before)
+        columns += before.decode().splitlines()[0].split(",")
+    return logger
 
 
 def train(cfg: DictConfig) -> dict[str, Any]:
@@ -145,9 +145,14 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     """
     _settle()
     begin = time.monotonic()
-    out, resume = _open_run(cfg)
+    require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
+    require_number("overlays", cfg.overlays, 0, whole=True)
+    out = Path(cfg.out)
+    resume = open_run(out, resume=cfg.resume, overwrite=cfg.overwrite)
     L.seed_everything(cfg.seed, verbose=False)
     parts = build(cfg)
+    if resume is not None:
+        check_resume(resume, parts.model, parts.description["tokenizer"])
     data, model = parts.data, parts.model
     log.info(
         "%d training, %d validation images; parameters: encoder %.2f M (%.2f M trained), decoder %.2f M",
@@ -174,25 +179,37 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     )
     last = LastCheckpoint(out / "checkpoints" / "last.ckpt", every=cfg.save_every)
     progress = Progress(scores=("BLEU-4", "CIDEr-D", "true_seen", "true_held_out", "coverage"))
-    callbacks: list[L.Callback] = [SelfContained(parts.description), best, last, LearningRateMonitor("step"), progress]
+    trim = LambdaCallback(on_validation_end=lambda *_: release_freed_memory())
+    callbacks = [SelfContained(parts.description), best, last, LearningRateMonitor("step"), progress, trim]
     if cfg.ema is not None:
         callbacks.insert(0, WeightAverage(cfg.ema))
     if cfg.early_stopping is not None:
         callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping))
-    trainer = L.Trainer(
-        **_plain(cfg.trainer),
-        default_root_dir=out,
-        callbacks=callbacks,
-        logger=[CSVLogger(out, name="", version=""), TensorBoardLogger(out, name="", version="")],
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    try:
+        trainer = L.Trainer(
+            **_plain(cfg.trainer),
+            default_root_dir=out,
+            callbacks=callbacks,
+            logger=False,
+            num_sanity_val_steps=0,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+    except TypeError as error:
+        raise ValueError(f"trainer: {error}") from error
+    if resume is None:  # only now: a mistake in an option must not cost an old run
+        clear(out)
+    OmegaConf.save(cfg, out / "config.yaml", resolve=True)
+    trainer.loggers = [_curves(out), TensorBoardLogger(out, name="", version="")]
     trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
     trained = time.monotonic() - begin
 
-    model.load_state_dict(checkpoint.read(best.best_model_path).weights, strict=False)
+    chosen = best.best_model_path or str(last.path)  # too few steps for a validation: there is no best one
+    if not Path(chosen).exists():
+        raise ValueError("no step was trained: trainer.max_epochs, or trainer.max_steps, is too small")
+    model.load_state_dict(checkpoint.read(chosen).weights, strict=False)
+    model.to(trainer.strategy.root_device)  # the trainer leaves it on the CPU
     captioner = Captioner(model, data.tokenizer, data.preprocess, search=search, description=parts.description)  # type: ignore[arg-type]
     card, report = evaluate_captioner(
         captioner,
@@ -203,8 +220,10 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         seed=cfg.seed,
         progress=bar("captions of the validation split"),
         facts={
-            "checkpoint": best.best_model_path,
-            "chosen_by": f"{monitor} ({mode}), {type(task.search).__name__.lower()} search",
+            "checkpoint": chosen,
+            "chosen_by": f"{monitor} ({mode}), {type(task.search).__name__.lower()} search"
+            if best.best_model_path
+            else "last, without validation",
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
             "training_minutes": round(trained / 60, 2),
@@ -219,30 +238,16 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     return report
 
 
-def draw_overlays(
-    captioner: Captioner, data: CaptionData, folder: Path, *, count: int, split: str = "val"
-) -> list[Path]:
-    """Overlay sheets of the first `count` readable pictures of a split."""
-    paths = []
-    for record in data.records(split)[:count]:
-        if record.image_id in data.bad:
-            continue
-        photo = record.open()
-        caption = captioner.caption(photo, need_attention=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        paths.append(folder / f"{Path(str(record.image_id)).stem}.png")
-        save_sheet(paths[-1], *overlay_sheet(captioner, photo, caption))
-    return paths
-
-
 def evaluate(cfg: DictConfig) -> dict[str, Any]:
     """Score a checkpoint on a split of any data. Returns the content of scores.json, which it writes to cfg.out."""
     _settle()
+    require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     captioner = Captioner.load(cfg.checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
     data: CaptionData = instantiate(cfg.data)
     data.tokenizer = captioner.tokenizer
     data.preprocess = captioner.preprocess
     out = Path(cfg.out)
+    out.mkdir(parents=True, exist_ok=True)  # now, and not after the captions, if it cannot be written
     card, report = evaluate_captioner(
         captioner,
         data,
@@ -277,5 +282,7 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
         cause: BaseException = error
         while isinstance(cause, hydra.errors.InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
-        print(f"vitcap: error: {' '.join(str(cause).split())}", file=sys.stderr)
+        named = isinstance(cause, OSError) and cause.filename is not None and cause.strerror
+        text = f"{cause.filename}: {cause.strerror}" if named else str(cause)  # type: ignore[attr-defined]
+        print(f"vitcap: error: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(1)

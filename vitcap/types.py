@@ -7,6 +7,7 @@ prefix tokens), D width, V vocabulary, L decoder layers, H heads, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +16,15 @@ from torch import Tensor
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 """Token ids that every tokenizer, decoder and search of the package agrees on."""
+
+
+def require_number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
+    """ValueError that names the option unless `value` is a finite number in low..high (a whole one if `whole`)."""
+    kind = int if whole else (int, float)
+    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high or value == math.inf:
+        limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(f"{name}={value}: a {'whole ' if whole else ''}number {limits} is wanted")
+
 
 Grid = tuple[int, int]
 """(rows, columns) of the spatial memory tokens."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitcap.cli.options import UsageError, add_model, add_search, build_search, load, number, require_model
+from vitcap.cli.options import MOST, UsageError, add_model, add_search, build_search, load, number, require_model
 from vitcap.cli.pictures import captions_of, picture_paths, progress
 
 
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `vitcap caption`."""
     add_model(parser)
     parser.add_argument("--out", metavar="FILE", help="write JSON lines; pictures that it already has are skipped")
-    parser.add_argument("--n-best", type=number(int, 1), default=1, metavar="N", help="captions for each picture")
+    parser.add_argument("--n-best", type=number(int, 1, MOST), default=1, metavar="N", help="captions for each picture")
     parser.add_argument("--batch-size", type=number(int, 1), default=16, metavar="N", help="pictures at a time")
     add_search(parser)
 

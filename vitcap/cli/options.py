@@ -10,6 +10,9 @@ from typing import Any
 
 _SEARCH = ("max_length", "min_length", "no_repeat_ngram", "beams", "length_penalty", "temperature", "top_k", "top_p")
 
+MOST = 1000
+"""Most captions of a picture, and most beams: memory grows with them."""
+
 
 class UsageError(ValueError):
     """A command line that cannot be carried out."""
@@ -55,16 +58,19 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     """How captions are searched for; read by `build_search`."""
     group = parser.add_argument_group("search", "what is left out is taken from the model")
     whole, positive = number(int, 0), number(int, 1)
-    group.add_argument("--beams", type=positive, metavar="N", help="width of the beam search; 1 is greedy search")
+    beams = "width of the beam search; 1 is greedy search"
+    group.add_argument("--beams", type=number(int, 1, MOST), metavar="N", help=beams)
     group.add_argument("--max-length", type=positive, metavar="N", help="most tokens of a caption")
     group.add_argument("--min-length", type=whole, metavar="N", help="fewest tokens of a caption")
-    group.add_argument("--length-penalty", type=number(float, 0), metavar="X", help="0 favours short captions")
+    group.add_argument("--length-penalty", type=number(float, 0, 10), metavar="X", help="0 favours short captions")
     group.add_argument("--no-repeat-ngram", type=whole, metavar="N", help="no N tokens in a row twice; 0 is off")
     group.add_argument("--sample", action="store_true", help="draw captions at random instead of a beam search")
     group.add_argument("--temperature", type=number(float, 0, above=True), metavar="X", help="below 1 is bolder")
     group.add_argument("--top-k", type=whole, metavar="N", help="draw from the N likeliest tokens; 0 is all")
     group.add_argument("--top-p", type=number(float, 0, 1, above=True), metavar="X", help="nucleus sampling")
-    group.add_argument("--seed", type=whole, metavar="N", help="equal seeds and batches draw equal captions")
+    group.add_argument(
+        "--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="equal seeds and batches draw equal captions"
+    )
 
 
 def build_search(arguments: argparse.Namespace, default: Any, n_best: int = 1) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from vitcap.cli.options import add_model, add_search, build_search, indices, load, number, require_model
 from vitcap.cli.pictures import captions_of, picture_paths, progress
-from vitcap.drawing import overlay_sheet, save_sheet
+from vitcap.drawing import overlay_sheet, save_sheet, unique_names
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,21 +60,3 @@ def run(arguments: argparse.Namespace) -> int:
     if failed:
         print(f"vitcap: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
     return 1 if failed else 0
-
-
-def unique_names(paths: Sequence[str]) -> list[str]:
-    """A file name without suffix for each path: its own, numbered where two would fall together.
-
-    Letter case does not tell names apart, as on the file systems of Windows and macOS.
-    """
-    taken: set[str] = set()
-    names = []
-    for path in paths:
-        stem = Path(path).stem or "photo"
-        name, count = stem, 1
-        while name.casefold() in taken:
-            count += 1
-            name = f"{stem}-{count}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names

@@ -1,1 +1,1 @@
-
+"""Sources, transforms, tokenizers and loaders of captioned pictures."""

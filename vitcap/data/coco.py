@@ -42,6 +42,11 @@ class CocoSource(FileSource):
         on_missing: str = "error",
     ) -> None:
         super().__init__(root, val_fraction=val_fraction, split_seed=split_seed, on_missing=on_missing)
+        for option, value in (("annotations", annotations), ("images", images)):
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(
+                    f"data.source.{option}={value}: one for each split is wanted, such as {{train: {value}}}"
+                )
         self.images = dict(images or {})
         if annotations:
             self.annotations = {split: self.root / name for split, name in annotations.items() if name}
@@ -144,6 +149,10 @@ class KarpathySource(FileSource):
             if not isinstance(image, dict) or not all(key in image for key in ("filename", "split", "sentences")):
                 hint = "; a COCO annotation file is read by the coco source" if "annotations" in data else ""
                 raise ValueError(f"{self.file}: image {number} has no filename, split and sentences{hint}")
+            wrong = [key for key in ("filename", "split") if not isinstance(image[key], str) or not image[key].strip()]
+            wrong += [] if isinstance(image["sentences"], list) else ["sentences"]
+            if wrong:
+                raise ValueError(f"{self.file}: image {number} has {wrong[0]} {str(image[wrong[0]])[:80]!r}")
             name = "/".join(plain_path(str(part)) for part in (image.get("filepath"), image["filename"]) if part)
             folder = folder or image_folder(self.root, self.images, usual, name)
             image_id: Any = image.get("cocoid", image.get("imgid", name))
@@ -193,7 +202,11 @@ def _validate(data: Any, path: Path) -> Counter[str]:
             raise ValueError(f"{path}: annotation {number} of the list has no image_id: {str(annotation)[:80]}")
         if image_id not in files:
             unknown.append(image_id)
-        ids.add(annotation.setdefault("id", number))
+        ids.add(str(annotation.setdefault("id", number)))
+        if not _is_id(annotation["id"]):
+            raise ValueError(
+                f"{path}: annotation {number} of the list has the id {annotation['id']!r}; a number is wanted"
+            )
     if unknown:
         raise ValueError(
             f"{path}: {len(unknown)} of {len(data['annotations'])} annotations are of images that are not in its image "

@@ -97,13 +97,16 @@ class FeatureCache:
     def extend(self, batches: Iterable[tuple[Sequence[str], Tensor]]) -> None:
         """Append (keys, features (B, N, C)) as they come; each batch is safe on disk before the next is asked for.
 
-        Raises RuntimeError when another process is filling the same folder.
+        Raises BlockingIOError when another process is filling the same folder, ValueError for features that do not
+        fit float16.
         """
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RuntimeError(f"another process is filling the feature cache {self.folder}; wait for it") from None
+                raise BlockingIOError(
+                    f"another process is filling the feature cache {self.folder}; wait, or use another data.cache"
+                ) from None
             self._read()
             features_file, keys_file = self.folder / "features.f16", self.folder / "keys.txt"
             # Cut away what an interrupted run left behind the last complete row.
@@ -123,6 +126,7 @@ class FeatureCache:
                         raise ValueError("features do not fit float16 (not finite, or beyond 65,000): use cache=null")
                     rows.write(features.to(torch.float16).contiguous().numpy().tobytes())
                     rows.flush()
+                    os.fsync(rows.fileno())  # the row first: a key on disk without it would be believed
                     keys.write("".join(name + "\n" for name in names))
                     keys.flush()
             self._read()

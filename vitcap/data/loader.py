@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ Place = tuple[int, int]
 
 
 def _generator(seed: int) -> torch.Generator:
-    """torch takes 64 bits: a seed such as 20240131 times the factors below is more."""
+    """Generator of a seed; torch takes 64 bits: a seed such as 20240131 times the factors below is more."""
     return torch.Generator().manual_seed(seed % 2**63)
 
 
@@ -132,11 +133,10 @@ def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[B
 class EpochBatches:
     """Batch sampler whose order is a function of (seed, epoch) alone, and that can start in the middle of an epoch."""
 
-    def __init__(self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0, drop_last: bool = False) -> None:
+    def __init__(self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.size, self.batch_size, self.shuffle, self.seed = size, batch_size, shuffle, seed
-        self.drop_last = drop_last and size >= batch_size
         self.epoch = 0
         self.start = 0
 
@@ -150,7 +150,7 @@ class EpochBatches:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
+        return -(-self.size // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Place]]:
         order = list(range(self.size))
@@ -159,6 +159,11 @@ class EpochBatches:
             order = torch.randperm(self.size, generator=generator).tolist()
         for batch in range(self.start, len(self)):
             yield [(self.epoch, i) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+
+
+def _ignore_interrupts(worker: int) -> None:
+    # Ctrl-C reaches every process of a terminal; a worker that dies of it takes the checkpoint of the main one along.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class BatchLoader(DataLoader[Any]):
@@ -174,7 +179,8 @@ class BatchLoader(DataLoader[Any]):
         if on_bad not in ("error", "skip"):
             raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")
         # A generator of its own: the default would draw its base seed from the global one that drives dropout.
-        super().__init__(dataset, batch_sampler=batches, collate_fn=collate, generator=torch.Generator(), **options)
+        options |= {"generator": torch.Generator(), "worker_init_fn": _ignore_interrupts}
+        super().__init__(dataset, batch_sampler=batches, collate_fn=collate, **options)
         self.batches, self.on_bad = batches, on_bad
         self.bad: dict[int | str, str] = {}
         self._done = 0

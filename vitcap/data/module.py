@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ from vitcap.data.loader import BatchLoader, CaptionDataset, EpochBatches
 from vitcap.data.records import CaptionRecord, Source
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
-from vitcap.types import DataSpec
+from vitcap.types import DataSpec, require_number
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ class CaptionData(L.LightningDataModule):
     cache: folder for features of the encoder's frozen part; None computes them anew from the pictures each time.
     cache_key: "bytes" or "mtime". cache_flip: also cache mirrored pictures and train on both at random.
     on_bad: "error" or "skip" for pictures that cannot be read. train_limit, val_limit: first so many records only.
+    seed: of the order of the records and of every random choice.
+
+    bad: split -> id -> reason of the pictures left out so far. Raises ValueError for options out of range.
     """
 
     def __init__(
@@ -61,6 +65,21 @@ class CaptionData(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        for option, value, low in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+            ("captions_per_image", captions_per_image, 1),
+            ("min_count", min_count, 1),
+            ("vocab_size", vocab_size, 5),  # the special tokens and a word
+            ("max_length", max_length, 3),  # start, a word, end
+            ("train_limit", train_limit, 1),
+            ("val_limit", val_limit, 1),
+        ):
+            if value is not None or not option.endswith("_limit"):
+                require_number(f"data.{option}", value, low, whole=True)
+        if on_bad not in ("error", "skip"):
+            raise ValueError(f"data.on_bad={on_bad}: choose error or skip")
         if cache is not None and augment is not None:
             raise ValueError("cached features cannot be augmented: set data.augment=null or data.cache=null")
         self.source = source() if root is None else source(root)
@@ -73,7 +92,7 @@ class CaptionData(L.LightningDataModule):
         self.preprocess: Preprocess | None = None
         self._features: dict[str, Callable[[int, torch.Generator], Tensor]] = {}
         self._records: dict[str, Sequence[CaptionRecord]] = {}
-        self.bad: dict[int | str, str] = {}
+        self.bad: defaultdict[str, dict[int | str, str]] = defaultdict(dict)
         self._train_loader: BatchLoader | None = None
         self._resume_at = {"done": 0}
 
@@ -152,7 +171,7 @@ class CaptionData(L.LightningDataModule):
                     raise ValueError(f"{len(bad)} pictures cannot be read: {names} (data.on_bad=skip leaves them out)")
                 for reason in bad.values():
                     log.warning("left out: %s", reason)
-                self.bad.update(bad)
+                self.bad[split].update(bad)
                 views.append((cache, keys))
             usable = [i for i in range(len(self.records(split))) if all(keys[i] is not None for _, keys in views)]
             self._records[split] = [self.records(split)[i] for i in usable]

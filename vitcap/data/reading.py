@@ -57,6 +57,8 @@ def read_json(path: Path) -> Any:
     except json.JSONDecodeError as error:
         ended = "; the file is cut" if error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg else ""
         raise ValueError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}{ended}") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists without end
+        raise ValueError(f"{path}: JSON that cannot be read ({str(error).partition(';')[0]})") from None
 
 
 def plain_path(name: str) -> str:

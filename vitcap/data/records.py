@@ -79,7 +79,7 @@ class FileSource(ABC):
         self, root: str | os.PathLike[str] | None, *, val_fraction: float | None, split_seed: int, on_missing: str
     ) -> None:
         self.root = existing_folder(root)
-        if val_fraction is not None and not 0 < val_fraction < 1:
+        if val_fraction is not None and not (isinstance(val_fraction, int | float) and 0 < val_fraction < 1):
             raise ValueError(f"val_fraction {val_fraction}: a share between 0 and 1 is wanted")
         if on_missing not in ("error", "skip"):
             raise ValueError(f"on_missing {on_missing!r}: choose error or skip")

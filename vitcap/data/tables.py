@@ -70,6 +70,8 @@ class FlickrSource(FileSource):
             usual = [(folder, name) for name in _FLICKR_FILES for folder in folders if any(folder.glob(name))]
             folder, pattern = usual[0] if usual else (self.root, " or ".join(_FLICKR_FILES[:4]))
             self.file = only_file(folder, [pattern], "captions")
+        if lists is not None and not isinstance(lists, Mapping):
+            raise ValueError(f"data.source.lists={lists}: one for each split is wanted, such as {{train: {lists}}}")
         if lists:
             self.lists = {split: self.root / name for split, name in lists.items() if name}
         else:
@@ -230,6 +232,8 @@ class TableSource(FileSource):
         reader = csv.reader(io.StringIO(read_text(self.file), newline=""), delimiter=delimiter, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
+            if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
+                raise ValueError(f"{self.file}: line 1 names the column {twice[0]!r} more than once; rename one")
             wanted = [self.image_column, self.caption_column]
             wanted += [self.split_column] if self.split_column not in (None, "split") else []
             if lacking := [name for name in wanted if name not in header]:
@@ -256,8 +260,9 @@ class TableSource(FileSource):
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{self.file}: line {number} is cut or not JSON: {error.msg}") from None
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", None) or str(error).partition(";")[0]
+                raise ValueError(f"{self.file}: line {number} is cut or not JSON: {reason}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{self.file}: line {number} is no object with {self.image_column!r}")
             yield number, row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Library
@@ -136,6 +136,10 @@ class Tokenizer:
         """Share of tokens outside the vocabulary, 0..1."""
         ids = [i for caption in captions for i in self.encode(caption)]
         return ids.count(UNK) / len(ids) if ids else 0.0
+
+    def __reduce__(self) -> tuple[Callable[[str], Tokenizer], tuple[str]]:
+        """Pickled for loader processes that are spawned; the library's own pickle would lose the setting above."""
+        return Tokenizer.from_json, (self.to_json(),)
 
     def to_json(self) -> str:
         """The whole tokenizer as text, for the checkpoint."""

@@ -1,1 +1,1 @@
-
+"""Caption metrics as the COCO caption evaluation computes them."""

@@ -1,1 +1,1 @@
-
+"""Encoders, decoders, and the captioning model that joins them."""

@@ -20,7 +20,11 @@ class HybridEncoder(nn.Module):
 
     The backbone (arguments as in TimmEncoder, frozen by default) is the trunk. A 1x1 projection to `width`, positions,
     `depth` encoder blocks and a final norm train on top. Departs from the paper in having no class token: `pooled` is
-    the mean. position: "learned" (one vector per cell), "sinusoidal", "rotary", "alibi" or "none".
+    the mean.
+
+    width, depth, heads, mlp_ratio: of the ViT blocks. dropout: after the positions and on the branches of the blocks.
+    drop_path: stochastic depth of the last block, rising linearly from 0.
+    position: "learned" (one vector per cell), "sinusoidal", "rotary", "alibi" or "none".
     """
 
     coordinates: Tensor

@@ -54,7 +54,7 @@ class VisionTransformer(nn.Module):
 
     image_size, patch_size: pixels, int or (height, width); the patch must divide the image.
     width: D. depth: number of blocks. heads: must divide the width. mlp_ratio: hidden width of the MLP over D.
-    dropout: in MLPs, after projections and after the positions. drop_path: stochastic depth of the last block, rising
+    dropout: on the branches and after the positions. drop_path: stochastic depth of the last block, rising
         linearly from 0. layer_scale: initial value (DeiT III, DINOv2 have it), None for none.
     class_token, registers: prefix tokens (registers: Darcet et al. 2024). position: "learned" (equation 1),
         "sinusoidal", "rotary", "alibi" (over rows and columns) or "none". prefix_positions: the learned table has rows

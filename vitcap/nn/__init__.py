@@ -1,1 +1,1 @@
-
+"""Layers: attention, positions, Transformer blocks."""

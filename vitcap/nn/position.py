@@ -137,7 +137,10 @@ POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi")
 
 
 def make_position(name: str, *, width: int, heads: int, size: int | tuple[int, int]) -> Position:
-    """Position scheme by name (one of POSITIONS) for text (`size` = maximum length) or a grid (rows, columns)."""
+    """Position scheme by name (one of POSITIONS) for text (`size` = maximum length) or a grid (rows, columns).
+
+    width: D; heads: H. Raises ValueError for an unknown name, or a width that the scheme cannot divide.
+    """
     axes = 1 if isinstance(size, int) else 2
     match name:
         case "none":

@@ -1,1 +1,1 @@
-
+"""Training with Lightning."""

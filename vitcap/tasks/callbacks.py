@@ -14,6 +14,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
+from vitcap.types import require_number
+
 
 class SelfContained(L.Callback):
     """Puts into every checkpoint what describes the model, and the random state that the next step starts from.
@@ -31,6 +33,7 @@ class SelfContained(L.Callback):
         checkpoint["random"] = torch.get_rng_state()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the random state for the first step."""
         self._random = checkpoint.get("random")
 
     def on_train_batch_start(
@@ -49,18 +52,19 @@ class Interrupted(Exception):
 class LastCheckpoint(L.Callback):
     """Writes `path` every so many steps, at the end of each epoch, and on Ctrl-C, which then raises Interrupted.
 
-    Always between two steps, and under a temporary name first, so that the file is whole and exact at any moment.
-    A second Ctrl-C ends at once.
+    Always between two optimiser steps, since accumulated gradients are in no checkpoint, and under a temporary name
+    first, so that the file is whole and exact at any moment. A second Ctrl-C ends at once.
     """
 
     def __init__(self, path: Path, *, every: int) -> None:
-        if every < 1:
-            raise ValueError(f"steps between checkpoints must be at least 1, got {every}")
+        require_number("save_every", every, 1, whole=True)
         self.path, self.every = path, every
         self._asked = False
+        self._step = 0
         self._before: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._ask)
 
@@ -72,7 +76,11 @@ class LastCheckpoint(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._asked or trainer.is_last_batch or trainer.global_step % self.every == 0:
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        ends = trainer.is_last_batch or trainer.global_step == trainer.max_steps
+        if self._asked or ends or trainer.global_step % self.every == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.path.with_name(f".{self.path.name}.new")
             trainer.save_checkpoint(temporary)
@@ -93,8 +101,9 @@ class WeightAverage(EMAWeightAveraging):
     """
 
     def __init__(self, decay: float = 0.999) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"decay of the averaged weights must be in [0, 1), got {decay}")
+        require_number("ema", decay, 0)
+        if decay >= 1.0:
+            raise ValueError(f"ema={decay}: a decay below 1 is wanted")
 
         def average(mean: Any, new: Any, count: Any) -> Any:
             keep = min(decay, (1.0 + float(count)) / (10.0 + float(count)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from vitcap.metrics.captions import score
 from vitcap.models.captioner import CaptionModel
 from vitcap.tasks.optim import make_optimizer, parameter_groups
-from vitcap.types import PAD, Batch, Generated
+from vitcap.types import PAD, Batch, Generated, require_number
 
 Id = int | str
 
@@ -55,6 +56,14 @@ class CaptionTask(L.LightningModule):
         freeze_encoder_epochs: int = 0,
     ) -> None:
         super().__init__()
+        for name, value in (("lr", lr), ("encoder_lr", lr if encoder_lr is None else encoder_lr)):
+            require_number(f"task.{name}", value, 0)
+        require_number("task.weight_decay", weight_decay, 0)
+        for name, value in (("warmup", warmup), ("label_smoothing", label_smoothing)):
+            require_number(f"task.{name}", value, 0, 1)
+        require_number("task.freeze_encoder_epochs", freeze_encoder_epochs, 0, whole=True)
+        if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+            raise ValueError(f"task.betas={list(betas)}: two numbers of at least 0 and below 1 are wanted")
         self.model = model
         self.search, self.decode, self.references, self.judge = search, decode, references, judge
         self.lr, self.encoder_lr = lr, lr if encoder_lr is None else encoder_lr
@@ -65,8 +74,6 @@ class CaptionTask(L.LightningModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CaptionTask:
         """Copies (for averaged weights) share everything but the model."""
-        import copy
-
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         shared = {"search", "decode", "references", "judge", "_trainer"}
@@ -81,6 +88,11 @@ class CaptionTask(L.LightningModule):
         loss, tokens = caption_loss(logits, batch.captions[:, :, 1:], label_smoothing=self.label_smoothing)
         self.log("train/loss", loss, batch_size=tokens, prog_bar=True, on_step=True, on_epoch=True)
         return loss
+
+    def on_train_start(self) -> None:
+        """Dropout on, whatever the model did before; and a run that goes on inside an epoch has no start of one."""
+        self.model.train()
+        self.on_train_epoch_start()
 
     def on_train_epoch_start(self) -> None:
         """Freeze or free the encoder's trainable part."""

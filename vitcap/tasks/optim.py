@@ -15,6 +15,7 @@ def parameter_groups(
 ) -> list[dict[str, object]]:
     """Four AdamW groups: {encoder, rest} x {decayed matrices, biases, gains and position tables without decay}.
 
+    lr, encoder_lr: peak learning rates; weight_decay: of the decayed groups.
     Frozen parameters are left out; those that are unfrozen later must require gradients when this is called.
     """
     own = {id(p) for p in encoder.parameters()}

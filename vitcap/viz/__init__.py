@@ -1,1 +1,1 @@
-
+"""Where a model looked, drawn over the photo."""

@@ -1,0 +1,56 @@
+"""The folder of a training run: what may be written there, and what a run goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from vitcap import checkpoint
+
+LAST = Path("checkpoints") / "last.ckpt"
+# By name where it can be: a user's own notes in the folder are not ours to delete.
+PRODUCTS = (
+    *(checkpoint.MODEL_FILE, "scores.json", "per_image.json", "captions.json", "metrics.csv"),
+    *("events.out.tfevents.*", "checkpoints/*.ckpt", "overlays/*.png", "overlays/*.txt"),
+)
+
+
+def open_run(out: Path, *, resume: bool | str | None, overwrite: bool) -> str | None:
+    """Make the folder, and find the checkpoint to go on from, None for a new run.
+
+    resume: True for the last checkpoint of `out`, or a checkpoint, or the folder of a run. Raises FileNotFoundError
+    where there is none, and ValueError for a new run in a folder that holds one, unless `overwrite`.
+    """
+    file: Path | None = None
+    if resume:
+        file = out / LAST if resume is True else Path(resume)
+        file = file / LAST if file.is_dir() else file
+        if not file.exists():
+            raise FileNotFoundError(f"{file}: no checkpoint to resume from; give resume=FILE or out=FOLDER of the run")
+    elif (out / LAST.parent).exists() and not overwrite:
+        raise ValueError(f"{out} already holds a run: resume=true goes on with it, overwrite=true starts it anew")
+    out.mkdir(parents=True, exist_ok=True)
+    return None if file is None else str(file)
+
+
+def clear(out: Path) -> None:
+    """Delete what an old run wrote; or a run that is interrupted would leave it beside another run's config."""
+    for old in [path for pattern in PRODUCTS for path in out.glob(pattern)]:
+        old.unlink()
+
+
+def check_resume(file: str, model: nn.Module, tokenizer: str) -> None:
+    """One clear error if a checkpoint is none, has no state of training, or is of another model or vocabulary.
+
+    tokenizer: as `Tokenizer.to_json` gives it.
+    """
+    saved = checkpoint.read(file)
+    if file.endswith(".safetensors"):
+        raise ValueError(f"{file}: a finished model without the state of training; resume from a {LAST.as_posix()}")
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    other = [name for name, tensor in saved.weights.items() if shapes.get(name) != tensor.shape]
+    if saved.description["tokenizer"] != tokenizer:
+        other.insert(0, "vocabulary")
+    if other:
+        raise ValueError(f"{file}: of another model ({other[0]} differs); resume with the options it was started with")

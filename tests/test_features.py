@@ -291,3 +291,11 @@ def test_unreadable_pictures_leave_the_data(tmp_path: Path, records: list[Captio
     (batch,) = made.loader("train", train=True)
     for id_, row in zip(batch.ids, batch.features, strict=True):  # type: ignore[arg-type]
         assert_close(row, expected(records[int(id_)]), rtol=0, atol=0)
+
+
+def test_a_damaged_shape_file_is_named(tmp_path):
+    cache = FeatureCache(tmp_path, {"trunk": "a"})
+    cache.extend([(["k"], torch.zeros(1, 2, 3))])
+    (cache.folder / "shape.json").write_text("")
+    with pytest.raises(ValueError, match=r"shape\.json: damaged; delete the folder"):
+        FeatureCache(tmp_path, {"trunk": "a"})

@@ -1,7 +1,9 @@
 import io
 import struct
+import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -216,3 +218,16 @@ def test_find_images(tmp_path):
     assert find_images(tmp_path / "notes.txt") == [tmp_path / "notes.txt"]
     with pytest.raises(FileNotFoundError, match="gone"):
         find_images(tmp_path / "gone")
+
+
+def test_a_picture_over_the_limit_gives_one_error_and_no_warning(tmp_path):
+    Image.new("1", (10000, 9500)).save(tmp_path / "large.png")
+    code = "import sys; from vitcap.data.images import load_image; load_image(sys.argv[1])"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "large.png"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert "large.png: 10000x9500 pixels is over the limit" in ran.stderr
+    assert "Warning" not in ran.stderr

@@ -584,5 +584,5 @@ def test_karpathy_fields_of_another_kind_are_named(change, tmp_path):
 
 @pytest.mark.parametrize("option", ["annotations", "images"])
 def test_a_single_name_where_one_for_each_split_is_wanted(option, tmp_path):
-    with pytest.raises(ValueError, match=rf"data\.source\.{option}=x: one for each split"):
+    with pytest.raises(ValueError, match=rf"data\.source\.{option}=x: one a split"):
         CocoSource(tmp_path, **{option: "x"})

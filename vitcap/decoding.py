@@ -100,14 +100,12 @@ class Search:
     forbid: tuple[int, ...] = (UNK,)
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            good = name == "forbid" or (isinstance(value, int | float) and value >= 0)
-            _require(good, f"{name}={value} must be a number of 0 or more")
+        for name, x in vars(self).items():
+            _require(name == "forbid" or (isinstance(x, int | float) and x >= 0), f"{name}={x} must be 0 or more")
         object.__setattr__(self, "forbid", tuple(int(token) for token in self.forbid))
         _require(self.max_length >= 1, f"max_length={self.max_length} must be at least 1")
-        _require(
-            self.min_length <= self.max_length, f"min_length={self.min_length} is above max_length={self.max_length}"
-        )
+        low, high = self.min_length, self.max_length
+        _require(0 <= low <= high, f"min_length={low} must be between 0 and max_length={high}")
         _require(min(self.forbid, default=0) >= 0, f"forbid={self.forbid} must hold token ids of 0 or more")
 
     @torch.no_grad()  # not inference_mode: self-critical training feeds the tokens to a pass with gradients

@@ -44,9 +44,7 @@ class CocoSource(FileSource):
         super().__init__(root, val_fraction=val_fraction, split_seed=split_seed, on_missing=on_missing)
         for option, value in (("annotations", annotations), ("images", images)):
             if value is not None and not isinstance(value, Mapping):
-                raise ValueError(
-                    f"data.source.{option}={value}: one for each split is wanted, such as {{train: {value}}}"
-                )
+                raise ValueError(f"data.source.{option}={value}: one a split is wanted, such as {{train: {value}}}")
         self.images = dict(images or {})
         if annotations:
             self.annotations = {split: self.root / name for split, name in annotations.items() if name}
@@ -204,9 +202,7 @@ def _validate(data: Any, path: Path) -> Counter[str]:
             unknown.append(image_id)
         ids.add(str(annotation.setdefault("id", number)))
         if not _is_id(annotation["id"]):
-            raise ValueError(
-                f"{path}: annotation {number} of the list has the id {annotation['id']!r}; a number is wanted"
-            )
+            raise ValueError(f"{path}: annotation {number} has the id {annotation['id']!r}; a number is wanted")
     if unknown:
         raise ValueError(
             f"{path}: {len(unknown)} of {len(data['annotations'])} annotations are of images that are not in its image "

@@ -59,7 +59,12 @@ class FeatureCache:
         shape_file, keys_file = self.folder / "shape.json", self.folder / "keys.txt"
         if not shape_file.exists() or not keys_file.exists():
             return
-        self.shape = tuple(json.loads(shape_file.read_text(encoding="utf-8")))
+        try:
+            self.shape = tuple(json.loads(shape_file.read_text(encoding="utf-8")))
+        except ValueError:
+            raise ValueError(
+                f"{shape_file}: damaged; delete the folder {self.folder}, or use another data.cache"
+            ) from None
         lines = keys_file.read_text(encoding="ascii").split("\n")[:-1]  # the last piece is empty or a cut line
         row_bytes = self.shape[0] * self.shape[1] * 2
         self._stored = min(len(lines), (self.folder / "features.f16").stat().st_size // row_bytes)

@@ -6,6 +6,7 @@ Training, evaluation, captioning and overlays all read pictures here, so that a 
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ IMAGE_SUFFIXES = frozenset(
 
 MAX_PIXELS = 64_000_000
 """Largest picture that is decoded: 256 MB as Pillow stores it, and more than full-frame cameras record."""
+
+# `load_image` has its own limit, and says so in one line.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _JUNK = {"__MACOSX", "Thumbs.db"}
 _HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}

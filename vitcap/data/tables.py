@@ -71,7 +71,7 @@ class FlickrSource(FileSource):
             folder, pattern = usual[0] if usual else (self.root, " or ".join(_FLICKR_FILES[:4]))
             self.file = only_file(folder, [pattern], "captions")
         if lists is not None and not isinstance(lists, Mapping):
-            raise ValueError(f"data.source.lists={lists}: one for each split is wanted, such as {{train: {lists}}}")
+            raise ValueError(f"data.source.lists={lists}: one a split is wanted, such as {{train: {lists}}}")
         if lists:
             self.lists = {split: self.root / name for split, name in lists.items() if name}
         else:

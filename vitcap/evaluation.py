@@ -126,7 +126,8 @@ def describe_search(search: Search) -> dict[str, Any]:
 def show(table: str, report: dict[str, Any]) -> None:
     """Print a score card, with the truth of drawn scenes below it."""
     facts = report["facts"]
-    print(f"\n{facts['data']}, split {facts['split']}, {facts['images']} images, {facts['decoding']}")
+    decoding = ", ".join(f"{name} {value}" for name, value in facts["decoding"].items())
+    print(f"\n{facts['data']}, split {facts['split']}, {facts['images']} images, decoding: {decoding}")
     print(table)
     names = {
         "true_seen": "captions true in every claim, combinations seen in training",

@@ -51,7 +51,7 @@ class Scores:
             "scores x 100",
             *(f"  {k:<8} {'-' if v is None else f'{100 * v:.2f}':>7}" for k, v in self.corpus.items()),
         ]
-        facts = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in self.facts.items() if v not in (None, [])}
+        facts = {k: _readable(v) for k, v in self.facts.items() if v not in (None, [])}
         width = max(map(len, facts))
         return "\n".join(
             [*lines, "", *(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in facts.items())]
@@ -60,6 +60,12 @@ class Scores:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: the scale, the corpus scores and the facts (not the single images)."""
         return {"scale": SCALE, "scores": self.corpus, "facts": self.facts}
+
+
+def _readable(fact: Any) -> str:
+    if isinstance(fact, dict):
+        return ", ".join(f"{name} {_readable(value)}" for name, value in fact.items())
+    return f"{fact:.4g}" if isinstance(fact, float) else str(fact)
 
 
 def score(

@@ -45,7 +45,8 @@ def test_a_run_writes_everything_it_names(trained):
     results = json.loads((out / "captions.json").read_text())
     assert len({r["image_id"] for r in results}) == 12
     per_image = json.loads((out / "per_image.json").read_text())
-    assert set(per_image) == {str(r["image_id"]) for r in results}
+    assert per_image["facts"] == facts
+    assert set(per_image["images"]) == {str(r["image_id"]) for r in results}
     sheets = sorted((out / "overlays").glob("*.png"))
     assert len(sheets) == 2
     assert Image.open(sheets[0]).width > 400

@@ -112,7 +112,7 @@ def evaluate(
         str(id_): {"caption": texts[id_], "score": captions[id_].score, **values}
         for id_, values in card.per_image.items()
     }
-    for name, content in (("scores.json", report), ("per_image.json", per_image)):
+    for name, content in (("scores.json", report), ("per_image.json", {"facts": report["facts"], "images": per_image})):
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
         (out / name).write_text(text + "\n", encoding="utf-8")
     return card, report

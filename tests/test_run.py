@@ -359,3 +359,27 @@ def test_dropout_is_on_in_training_and_frozen_parts_stay_in_eval_mode(cached, co
     common += ["model.encoder.depth=2", "model.encoder.trainable=1"]
     run.train(config(*common, f"data.cache={tmp_path / 'cache' if cached else 'null'}", f"out={tmp_path / 'run'}"))
     assert seen == [(True, True, False)] * 2
+
+
+def test_scores_on_other_data_than_the_training_data_are_pointed_out(trained, config, tmp_path, caplog):
+    out, _ = trained
+    root = _coco(tmp_path)
+    run.evaluate(
+        config(f"checkpoint={out}", "data=coco", f"data.root={root}", f"out={tmp_path / 'e'}", name="evaluate")
+    )
+    assert "trained on data=shapes and is scored on data=coco" in caplog.text
+
+
+def test_a_vocabulary_that_misses_much_is_pointed_out(config, tmp_path, caplog):
+    cfg = config(
+        *[o for o in TINY if "source" not in o], "data=coco", f"data.root={_coco(tmp_path)}", "data.min_count=30"
+    )
+    with caplog.at_level("WARNING"):
+        run.build(cfg)
+    assert "lower data.min_count=30" in caplog.text
+
+
+def test_what_must_be_given_is_named(config, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run.command(run.train, config("data=flickr", f"out={tmp_path / 'r'}"))
+    assert "vitcap: error: data.root must be given" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningR
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from vitcap import checkpoint
 from vitcap.captioner import Captioner
@@ -244,6 +244,13 @@ def evaluate(cfg: DictConfig) -> dict[str, Any]:
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     captioner = Captioner.load(cfg.checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
     data: CaptionData = instantiate(cfg.data)
+    trained_on = captioner.description.get("facts", {}).get("data")
+    if trained_on not in (None, data.source.name):
+        log.warning(
+            "the model was trained on data=%s and is scored on data=%s: if not meant so, give data= and data.root=",
+            trained_on,
+            data.source.name,
+        )
     data.tokenizer = captioner.tokenizer
     data.preprocess = captioner.preprocess
     out = Path(cfg.out)
@@ -284,5 +291,7 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
             cause = cause.__cause__
         named = isinstance(cause, OSError) and cause.filename is not None and cause.strerror
         text = f"{cause.filename}: {cause.strerror}" if named else str(cause)  # type: ignore[attr-defined]
+        if isinstance(cause, MissingMandatoryValue):
+            text = f"{cause.full_key} must be given: add {cause.full_key}=VALUE"
         print(f"vitcap: error: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(1)

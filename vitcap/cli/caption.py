@@ -19,7 +19,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `vitcap caption`."""
     add_model(parser)
     parser.add_argument("--out", metavar="FILE", help="write JSON lines; pictures that it already has are skipped")
-    parser.add_argument("--n-best", type=number(int, 1, MOST), default=1, metavar="N", help="captions for each picture")
+    parser.add_argument(
+        "--n-best",
+        type=number(int, 1, MOST),
+        default=1,
+        metavar="N",
+        help="captions for each picture; above 1 with a beam search",
+    )
     parser.add_argument("--batch-size", type=number(int, 1), default=16, metavar="N", help="pictures at a time")
     add_search(parser)
 

@@ -49,7 +49,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Pictures and the model that reads them."""
     photos = "photos, and folders to look for photos in; after --, names may begin with a dash"
     parser.add_argument("photos", nargs="+", metavar="PHOTO_OR_FOLDER", help=photos)
-    parser.add_argument("--model", metavar="FILE", help="checkpoint of a trained captioner")
+    parser.add_argument("--model", metavar="FILE", help="model.safetensors, .ckpt or run folder")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps; chosen by itself if left out")
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no notes; errors are still shown")
 

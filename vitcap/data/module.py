@@ -112,15 +112,22 @@ class CaptionData(L.LightningDataModule):
         sample = captions[:: max(len(captions) // 20000, 1)]
         lengths = [len(tokenizer.encode(caption)) + 2 for caption in sample]
         cut = sum(length > self.max_length for length in lengths) / len(lengths)
+        unknown = tokenizer.unknown_share(sample)
         log.info(
             "%d training captions, vocabulary %d (%s), unknown %.2f %%, longer than %d tokens and cut %.2f %%",
             len(captions),
             tokenizer.vocab_size,
             tokenizer.kind,
-            100 * tokenizer.unknown_share(sample),
+            100 * unknown,
             self.max_length,
             100 * cut,
         )
+        if unknown > 0.1:
+            log.warning(
+                "%.0f %% of the words are unknown to the vocabulary and can never be said: lower data.min_count=%d",
+                100 * unknown,
+                self._tokenizer_options["min_count"],
+            )
         return tokenizer
 
     @property

@@ -119,8 +119,6 @@ class DataSpec:
     """Sizes that the data decides, so that no config file has to repeat them."""
 
     vocab_size: int | None = None
-    num_classes: int | None = None
-    image_size: tuple[int, int] | None = None
 
 
 @runtime_checkable

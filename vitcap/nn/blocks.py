@@ -76,7 +76,6 @@ class EncoderBlock(nn.Module):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         dropout: float = 0.0,
-        attention_dropout: float = 0.0,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         norm: str = "pre",
@@ -86,7 +85,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.pre = _check_norm(norm)
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attn = MultiHeadAttention(width, heads, bias=qkv_bias, dropout=attention_dropout, position=position)
+        self.attn = MultiHeadAttention(width, heads, bias=qkv_bias, position=position)
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.mlp = Mlp(width, int(width * mlp_ratio))
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)

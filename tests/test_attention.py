@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitcap.nn.attention import AdditiveAttention, MultiHeadAttention, attend, merge_masks
+from vitcap.nn.attention import MultiHeadAttention, attend, merge_masks
 
 WITHIN = {torch.float64: 1e-6, torch.float32: 1e-5}
 MASKS = ("none", "padding", "causal", "both")
@@ -50,11 +51,13 @@ def close(mine: list[Tensor], theirs: list[Tensor], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["double", "single"])
-@pytest.mark.parametrize("queries", [5, 3, 1], ids=["self", "two cached", "four cached"])
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(5, 5), (3, 5), (1, 5), (4, 7)], ids=["self", "two cached", "four cached", "cross"]
+)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("masks", MASKS)
-def test_attend_equals_torch(masks: str, with_bias: bool, queries: int, dtype: torch.dtype) -> None:
-    batch, heads, keys, width = 3, 2, 5, 4
+def test_attend_equals_torch(masks: str, with_bias: bool, queries: int, keys: int, dtype: torch.dtype) -> None:
+    batch, heads, width = 3, 2, 4
     q = random(batch, heads, queries, width, dtype=dtype, seed=1).requires_grad_()
     k, v = (random(batch, heads, keys, width, dtype=dtype, seed=s).requires_grad_() for s in (2, 3))
     bias = random(heads, queries, keys, dtype=dtype, seed=4).requires_grad_() if with_bias else None
@@ -103,14 +106,15 @@ def copied(mine: MultiHeadAttention, memory_width: int | None, bias: bool) -> nn
 
 
 def input_weights(module: nn.Module) -> list[Tensor]:
-    """Input projections as [q, k, v] (with biases where there are some), then the output projection."""
+    """Weights, then biases where both have them, as [q, k, v] and the output projection."""
     if isinstance(module, nn.MultiheadAttention):
         three = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         weights = list(three) if module.in_proj_weight is None else [module.in_proj_weight]
-        biases = [] if module.in_proj_bias is None else [module.in_proj_bias]
+        biases = [] if module.in_proj_bias is None else [module.in_proj_bias, module.out_proj.bias]
         return [*weights, *biases, module.out_proj.weight]
     own = [module.qkv] if hasattr(module, "qkv") else [module.q, module.kv]
-    return [*(p.weight for p in own), *(p.bias for p in own if p.bias is not None), module.proj.weight]
+    biases = [] if own[0].bias is None else [*(p.bias for p in own), module.proj.bias]
+    return [*(p.weight for p in own), *biases, module.proj.weight]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["double", "single"])
@@ -304,10 +308,12 @@ def test_masks_of_the_wrong_kind(fused: bool) -> None:
     for dtype in (torch.float32, torch.int64):
         with pytest.raises(ValueError, match="must be boolean"):
             attend(q, k, k, mask=torch.ones(3, 5, dtype=dtype), fused=fused)
-    with pytest.raises(ValueError, match=r"mask \(3, 4\) does not fit scores of 3 queries and 5 keys"):
-        attend(q, k, k, mask=torch.ones(3, 4, dtype=torch.bool), fused=fused)
-    with pytest.raises(ValueError, match=r"mask \(2, 5\) does not fit scores of 3 queries and 5 keys"):
-        attend(q, k, k, mask=torch.ones(2, 5, dtype=torch.bool), fused=fused)
+    for shape in ((3, 4), (2, 5), (3, 3, 5), (2, 1, 1, 5), (1, 1, 1, 3, 5)):
+        message = rf"{re.escape(str(shape))} does not fit the scores \(1, 2, 3, 5\)"
+        with pytest.raises(ValueError, match=f"mask {message}"):
+            attend(q, k, k, mask=torch.ones(shape, dtype=torch.bool), fused=fused)
+        with pytest.raises(ValueError, match=f"bias {message}"):
+            attend(q, k, k, bias=torch.ones(shape), fused=fused)
 
 
 def test_layers_that_cannot_be() -> None:
@@ -321,30 +327,3 @@ def test_layers_that_cannot_be() -> None:
         MultiHeadAttention(8, 2)(torch.zeros(1, 3, 7))
     with pytest.raises(ValueError, match="memory of width 7 for an attention layer built for 6"):
         MultiHeadAttention(8, 2, memory_width=6).project_memory(torch.zeros(1, 3, 7))
-
-
-def test_additive_attention_is_a_loop_over_queries_and_keys() -> None:
-    torch.manual_seed(0)
-    layer = AdditiveAttention(4, 6, 5).double()
-    query, memory = random(2, 3, 4, seed=1), random(2, 7, 6, seed=2)
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[1, 4:] = False
-    context, weights = layer(query, layer.key(memory), memory, mask=mask)
-    w, b, u, v = layer.query.weight, layer.query.bias, layer.key.weight, layer.score.weight[0]
-    for image in range(2):
-        for sequence in range(3):
-            scores = [v @ torch.tanh(w @ query[image, sequence] + b + u @ token) for token in memory[image]]
-            expected = torch.stack(scores[: 7 if image == 0 else 4]).softmax(0)
-            found = weights[image, sequence].double()
-            assert_close(found[: len(expected)], expected, atol=1e-6, rtol=1e-5)  # the softmax is in single
-            assert found[len(expected) :].eq(0).all()
-            average = sum(p * token for p, token in zip(expected, memory[image], strict=False))
-            assert_close(context[image, sequence], average, atol=1e-6, rtol=1e-5)
-    nothing = torch.zeros(2, 7, dtype=torch.bool)
-    q = query.clone().requires_grad_()
-    context, weights = layer(q, layer.key(memory), memory, mask=nothing)
-    context.sum().backward()
-    assert context.eq(0).all()
-    assert weights.eq(0).all()
-    assert q.grad is not None
-    assert q.grad.eq(0).all()

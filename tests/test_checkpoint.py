@@ -223,11 +223,11 @@ def test_weights_that_do_not_fit_the_config() -> None:
     weights = model().state_dict()
     name = "encoder.cls_token"
     with pytest.raises(CheckpointError, match=r"encoder\.cls_token \(1, 1, 3\) instead of \(1, 1, 16\)"):
-        checkpoint.rebuild(Saved(description(), {**weights, name: torch.zeros(1, 1, 3)}))
+        checkpoint.rebuild(Saved(description(), {**weights, name: torch.zeros(1, 1, 3)}, Path("m.safetensors")))
     with pytest.raises(CheckpointError, match=r"decoder\.new \(2,\) instead of nothing"):
-        checkpoint.rebuild(Saved(description(), {**weights, "decoder.new": torch.zeros(2)}))
+        checkpoint.rebuild(Saved(description(), {**weights, "decoder.new": torch.zeros(2)}, Path("m.safetensors")))
     with pytest.raises(CheckpointError, match=r"weights are missing: encoder\.cls_token"):
-        checkpoint.rebuild(Saved(description(), {k: v for k, v in weights.items() if k != name}))
+        checkpoint.rebuild(Saved(description(), {k: v for k, v in weights.items() if k != name}, Path("m.safetensors")))
 
 
 class Bomb:

@@ -15,7 +15,6 @@ from PIL import Image
 
 import vitcap
 from vitcap import checkpoint
-from vitcap.captioner import Caption, Word
 from vitcap.cli import caption as caption_command
 from vitcap.cli import main, pictures
 from vitcap.data.images import load_image
@@ -25,6 +24,7 @@ from vitcap.decoding import Beam, Greedy, Sample
 from vitcap.drawing import unique_names
 from vitcap.models.captioner import CaptionModel
 from vitcap.types import EOS
+from vitcap.writer import Caption, Word
 
 GRID = (4, 4)
 

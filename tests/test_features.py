@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from vitcap.data.features import FeatureCache, fill, picture_key
-from vitcap.data.module import CaptionData
+from vitcap.data.pictures import CaptionData
 from vitcap.data.records import CaptionRecord
 from vitcap.data.transforms import Preprocess
 

@@ -17,9 +17,9 @@ TOP = 4
 
 # Library -> the only places that may import it.
 HOMES = {
-    "hydra": {"run"},
-    "omegaconf": {"run"},
-    "lightning": {"run", "data/module", "tasks"},
+    "hydra": {"run", "build"},
+    "omegaconf": {"run", "build"},
+    "lightning": {"run", "build", "data/module", "tasks"},
     "timm": {"models/backbones"},
     "pycocotools": {"data/coco"},
 }

@@ -122,6 +122,24 @@ def test_alibi_slopes_as_published(heads: int) -> None:
     assert_close(alibi_slopes(heads), torch.tensor(PUBLISHED[heads]), atol=1e-7, rtol=0)
 
 
+def published_rule(heads: int) -> list[float]:
+    """A geometric sequence for powers of two; else that of the power below, then every second slope of the one above
+    (Press et al. 2022, section 3 and the released code)."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    if power == heads:
+        return [2.0 ** (-8.0 * (head + 1) / heads) for head in range(heads)]
+    return published_rule(power) + published_rule(2 * power)[::2][: heads - power]
+
+
+def test_alibi_slopes_of_any_number_of_heads() -> None:
+    for heads in range(1, 40):
+        slopes = alibi_slopes(heads)
+        assert_close(slopes, torch.tensor(published_rule(heads)), atol=1e-7, rtol=1e-6)
+        assert len(set(slopes.tolist())) == heads
+
+
 def test_alibi_lowers_scores_by_the_distance() -> None:
     slopes = PUBLISHED[8]
     found = AlibiPosition(8).bias(line(2, start=3), line(5))  # two new tokens against all five

@@ -1,12 +1,13 @@
 """The Vision Transformer against timm's with copied weights."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer as TimmVit
 from timm.models.vision_transformer import checkpoint_filter_fn
@@ -76,6 +77,93 @@ def test_equals_timm(case, tmp_path):
     assert len(explicit.attentions) == 3
     assert explicit.attentions[0].shape == (2, 4, rows * columns + memory.prefix, rows * columns + memory.prefix)
     torch.testing.assert_close(explicit.attentions[2].sum(-1), torch.ones(explicit.attentions[2].shape[:-1]))
+
+
+# timm's name: picture, arguments of ours. Two blocks of each; the rest is timm's own configuration.
+PUBLISHED = {
+    "vit_tiny_patch16_224": (48, {"width": 192, "heads": 3, "patch_size": 16}),
+    "vit_small_patch8_224": (24, {"width": 384, "heads": 6, "patch_size": 8}),
+    "vit_small_patch32_224": ((64, 96), {"width": 384, "heads": 6, "patch_size": 32}),
+    "deit_tiny_patch16_224": (48, {"width": 192, "heads": 3}),
+    "deit3_small_patch16_224": (48, {"width": 384, "heads": 6, "layer_scale": 1e-6, "prefix_positions": False}),
+    "vit_small_patch14_dinov2": ((28, 42), {"width": 384, "heads": 6, "patch_size": 14, "layer_scale": 1e-5}),
+    "vit_small_patch14_reg4_dinov2": (
+        42,
+        {
+            "width": 384,
+            "heads": 6,
+            "patch_size": 14,
+            "layer_scale": 1e-5,
+            "registers": 4,
+            "prefix_positions": False,
+        },
+    ),
+    "vit_wee_patch16_reg1_gap_256": (
+        (32, 64),
+        {
+            "width": 256,
+            "heads": 4,
+            "mlp_ratio": 5.0,
+            "layer_scale": 1e-5,
+            "class_token": False,
+            "registers": 1,
+            "prefix_positions": False,
+            "pool": "mean",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_load_strictly_and_give_timms_logits(name, tmp_path):
+    size, options = PUBLISHED[name]
+    torch.manual_seed(0)
+    reference = timm.create_model(name, img_size=size, depth=2, num_classes=7).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():  # nothing stays at the 0 or 1 it starts from
+            parameter.add_(0.03 * torch.randn_like(parameter))
+    save_file(reference.state_dict(), tmp_path / "w.safetensors")
+    options = {"image_size": size, "depth": 2, "weights": tmp_path / "w.safetensors", "weights_size": size, **options}
+    model = VisionTransformer(**options).eval()
+    images = torch.randn(2, 3, *model.preprocess["size"])
+    with torch.no_grad():
+        logits = reference(images)
+        torch.testing.assert_close(reference.head(model(images).pooled), logits, rtol=1e-5, atol=1e-5)
+        assert logits.std() > 0.05
+    state = reference.state_dict()
+    entry = "blocks.1.attn.proj.bias"
+    save_file({k: v for k, v in state.items() if k != entry}, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=f"{re.escape(entry)} .* is missing in the file"):
+        VisionTransformer(**options)
+    save_file({**state, "blocks.1.extra": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"blocks\.1\.extra"):
+        VisionTransformer(**options)
+
+
+RESAMPLED = {
+    "class token": ({}, {}),
+    "registers without positions": (
+        {"reg_tokens": 4, "no_embed_class": True},
+        {"registers": 4, "prefix_positions": False},
+    ),
+    "average": ({"class_token": False, "global_pool": "avg"}, {"class_token": False, "pool": "mean"}),
+}
+
+
+@pytest.mark.parametrize("size", [(64, 64), (32, 80), (80, 48)], ids=str)
+@pytest.mark.parametrize("case", RESAMPLED)
+def test_other_resolutions_give_timms_logits(case, size, tmp_path):
+    """A file of 48x48 pictures, read by timm and by ours at another size, square or not."""
+    theirs, ours = RESAMPLED[case]
+    file = tmp_path / "w.safetensors"
+    save_file(randomised(TimmVit(img_size=48, patch_size=16, **SIZES, **theirs)).state_dict(), file)
+    reference = TimmVit(img_size=size, patch_size=16, **SIZES, **theirs).eval()
+    reference.load_state_dict(checkpoint_filter_fn(load_file(file), reference))
+    model = VisionTransformer(image_size=size, weights=file, **OURS, **ours).eval()
+    assert model.grid == (size[0] // 16, size[1] // 16)
+    images = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        torch.testing.assert_close(reference.head(model(images).pooled), reference(images), rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_equal_timm(tmp_path):
@@ -154,6 +242,10 @@ def test_real_weights_equal_timm(size):
     torch.testing.assert_close(memory.tokens, expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(halved.tokens, expected, rtol=0, atol=0.05)
     assert expected.std() > 0.5
+    if size != (224, 224):  # without rounding, on the smaller picture for the sake of time
+        model, reference, images = model.double(), reference.double(), images.double()
+        with torch.no_grad():
+            torch.testing.assert_close(model(images).tokens, reference.forward_features(images), rtol=0, atol=1e-10)
 
 
 def names(model: nn.Module) -> set[str]:
@@ -232,6 +324,17 @@ def test_positions_tell_patches_apart(position):
         assert (a - b).abs().max() > 1e-3
     else:
         assert (a - b).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("position", ["none", "sinusoidal", "rotary", "alibi"])
+def test_schemes_without_a_table_take_weights_of_any_resolution(position):
+    options = {"patch_size": 8, "position": position, "registers": 2, **OURS}
+    small, large = (VisionTransformer(image_size=size, **options) for size in (16, (40, 24)))
+    large.load_state_dict(randomised(small).state_dict())
+    memory = large.eval()(torch.randn(1, 3, 40, 24))
+    assert memory.grid == (5, 3)
+    assert memory.tokens.shape == (1, 3 + 15, 32)
+    assert memory.tokens.isfinite().all()
 
 
 def test_bad_arguments_state_both_numbers():

@@ -12,18 +12,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitcap.captioner import Captioner
+    from vitcap.classifier import Classifier
+    from vitcap.translator import Translator
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(path: str | Path, *, device: str = "cpu") -> Captioner:
-    """Captioner of a model file (`model.safetensors`, a `.ckpt`) or of a finished run's folder.
+def load(path: str | Path, *, device: str = "cpu") -> Captioner | Translator | Classifier:
+    """Model of a file (`model.safetensors`, a `.ckpt`) or of a finished run's folder, ready for use.
 
+    A Captioner for pictures, a Translator for sentences or a Classifier for pictures, as the model was trained.
     device: where the model computes, as torch names it.
     Raises vitcap.checkpoint.CheckpointError, in one line, for anything else.
     """
     # Imported here so that `import vitcap` stays instant.
+    from vitcap import checkpoint
     from vitcap.captioner import Captioner
+    from vitcap.classifier import Classifier
+    from vitcap.translator import Translator
 
-    return Captioner.load(path, device=device)
+    saved = checkpoint.read(path)
+    doors: dict[str, type[Captioner] | type[Translator] | type[Classifier]]
+    doors = {"caption": Captioner, "translate": Translator, "classify": Classifier}
+    return doors[saved.kind].of(saved, device=device)

@@ -12,6 +12,8 @@ import json
 import os
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,12 @@ from vitcap.models.captioner import CaptionModel
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
-PARTS = ("encoder", "decoder", "tokenizer", "preprocess", "decode")
+PARTS = {
+    "caption": ("encoder", "decoder", "tokenizer", "preprocess", "decode"),
+    "translate": ("encoder", "decoder", "tokenizer", "source_tokenizer", "decode"),
+    "classify": ("encoder", "head", "classes", "preprocess"),
+}
+"""Kind of model -> what its description holds."""
 
 
 class CheckpointError(ValueError):
@@ -35,42 +42,47 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Saved:
-    """Content of a model file. description: plain JSON types (see `describe`); weights: of the CaptionModel."""
+    """Content of a model file at `path`. description: plain JSON types (see `describe`); weights: of the model."""
 
     description: dict[str, Any]
     weights: dict[str, Tensor]
+    path: Path
+
+    @property
+    def kind(self) -> str:
+        """One of PARTS."""
+        return self.description.get("kind", "caption")
 
 
 def describe(
     *,
+    kind: str = "caption",
     encoder: dict[str, Any],
-    decoder: dict[str, Any],
-    tokenizer: Tokenizer,
-    preprocess: Preprocess,
-    decode: dict[str, Any],
     facts: dict[str, Any] | None = None,
+    **parts: Any,
 ) -> dict[str, Any]:
     """What a model file says about itself, in plain JSON types.
 
-    encoder, decoder: `_target_` and keyword arguments that rebuild each; where the encoder's first weights came from
-    is kept as a fact, and not looked up again. decode: `_target_`, a search, and its settings. facts: anything worth
-    keeping (data, seed, scores).
+    kind: "caption", "translate" or "classify"; parts: the others of PARTS[kind].
+    encoder, decoder, head: `_target_` and keyword arguments that rebuild each; where the encoder's first weights came
+    from is kept as a fact, and not looked up again. decode: `_target_`, a search, and its settings.
+    classes: (class, name for people) in the order of the model's outputs. tokenizer, source_tokenizer: Tokenizers.
+    preprocess: a Preprocess. facts: anything worth keeping (data, seed, scores).
     """
+    assert {"encoder", *parts} == set(PARTS[kind])
     origin = {k: encoder[k] for k in ("weights", "pretrained") if encoder.get(k)}
-    encoder = {**encoder, **{k: (False if k == "pretrained" else None) for k in origin}}
-    return {
-        "format": FORMAT,
-        "encoder": encoder,
-        "decoder": decoder,
-        "tokenizer": tokenizer.to_json(),
-        "preprocess": preprocess.to_dict(),
-        "decode": decode,
-        "facts": {**(facts or {}), "encoder_origin": origin},
-    }
+    parts["encoder"] = {**encoder, **{k: (False if k == "pretrained" else None) for k in origin}}
+    for name, part in parts.items():
+        if isinstance(part, Tokenizer):
+            parts[name] = part.to_json()
+        elif isinstance(part, Preprocess):
+            parts[name] = part.to_dict()
+    return {"format": FORMAT, "kind": kind, **parts, "facts": {**(facts or {}), "encoder_origin": origin}}
 
 
-def build(part: dict[str, Any]) -> Any:
-    """Instance of `_target_`, a model of vitcap.models or a search of vitcap.decoding; other entries are arguments."""
+def build(part: dict[str, Any], **more: Any) -> Any:
+    """Instance of `_target_`, a model of vitcap.models or a search of vitcap.decoding; other entries, and `more`, are
+    arguments."""
     target = str(part.get("_target_", ""))
     module, _, name = target.rpartition(".")
     if not module.startswith("vitcap.models.") and module != "vitcap.decoding":
@@ -82,17 +94,43 @@ def build(part: dict[str, Any]) -> Any:
     if not (isinstance(made, type) and issubclass(made, (nn.Module, Search))):
         raise CheckpointError(f"refused to build {target!r}: it is no model and no search")
     try:
-        return made(**{key: value for key, value in part.items() if key != "_target_"})
+        return made(**{key: value for key, value in part.items() if key != "_target_"}, **more)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{target} cannot be built from the model's config: {error}") from None
 
 
-def rebuild(saved: Saved) -> CaptionModel:
-    """The model of a file, in evaluation mode. Raises CheckpointError when weights and config do not fit."""
+def rebuild(saved: Saved, kind: str | None = None) -> Any:
+    """The model of a file, in evaluation mode. Raises CheckpointError, which names the file, when it is of another kind
+    than the given one, or its weights and config do not fit."""
+    if kind not in (None, saved.kind):
+        raise CheckpointError(f"{saved.path}: a model made to {saved.kind}, where one that can {kind} is wanted")
+    with _naming(saved.path):
+        return _rebuild(saved)
+
+
+def rebuild_search(saved: Saved) -> Any:
+    """The decoding that a file brings along. Raises CheckpointError, which names the file."""
+    with _naming(saved.path):
+        return build(saved.description["decode"])
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _rebuild(saved: Saved) -> nn.Module:
     d = saved.description
-    model = CaptionModel(
-        build(d["encoder"]), build(d["decoder"]), mean=d["preprocess"]["mean"], std=d["preprocess"]["std"]
-    )
+    encoder = build(d["encoder"])
+    scale = {key: d["preprocess"][key] for key in ("mean", "std")} if "preprocess" in d else {}
+    model: nn.Module
+    if "head" in d:
+        model = build(d["head"], encoder=encoder, **scale)
+    else:
+        model = CaptionModel(encoder, build(d["decoder"]), **scale)
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     wrong = [
         f"{name} {tuple(tensor.shape)} instead of {shapes.get(name, 'nothing')}"
@@ -119,7 +157,7 @@ def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def write(path: str | Path, model: CaptionModel, description: dict[str, Any]) -> Path:
+def write(path: str | Path, model: nn.Module, description: dict[str, Any]) -> Path:
     """Save as safetensors, under a temporary name first, so that no half-written file ever has the final name."""
     from safetensors.torch import save_file
 
@@ -160,7 +198,9 @@ def read(path: str | Path) -> Saved:
         raise CheckpointError(
             f"{path}: written by a newer vitcap (format {saved.description['format']}, this one reads {FORMAT}); update"
         )
-    if absent := [name for name in PARTS if name not in saved.description]:
+    if saved.kind not in PARTS:
+        raise CheckpointError(f"{path}: a model of an unknown kind, {saved.kind!r}")
+    if absent := [name for name in PARTS[saved.kind] if name not in saved.description]:
         raise CheckpointError(f"{path}: the model's description lacks {', '.join(absent)}")
     return saved
 
@@ -172,7 +212,7 @@ def _read_safetensors(path: Path) -> Saved:
         with safe_open(path, framework="pt") as f:
             metadata = f.metadata() or {}
             weights = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
-        return Saved(json.loads(metadata.get("vitcap", "null")), weights)
+        return Saved(json.loads(metadata.get("vitcap", "null")), weights, path)
     except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(f"{path}: neither a safetensors file nor a .ckpt, or damaged ({error})") from None
 
@@ -193,4 +233,4 @@ def _read_zip(path: Path) -> Saved:
     for name, tensor in content["state_dict"].items():
         # Wrappers put their own prefixes before the names: torch.compile, DistributedDataParallel, the training task.
         weights[re.sub(r"^((module|model)\.)+", "", name.replace("_orig_mod.", ""))] = tensor
-    return Saved(content["vitcap"], weights)
+    return Saved(content["vitcap"], weights, path)

@@ -1,21 +1,25 @@
-"""From a caption with attention to its overlay sheet: what the command line and training both draw."""
+"""From a sentence with attention to its picture: what the command line and training both draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from vitcap.viz.alignment import alignment_matrix, describe_alignment
 from vitcap.viz.heatmap import describe, word_map
 from vitcap.viz.overlay import sheet
 
 if TYPE_CHECKING:  # these import torch, for which `vitcap overlay --help` need not wait
-    from vitcap.captioner import Caption, Captioner
-    from vitcap.data.module import CaptionData
+    from vitcap.captioner import Captioner
+    from vitcap.data.pictures import CaptionData
+    from vitcap.data.sentences import SentenceData
+    from vitcap.translator import Translator
+    from vitcap.writer import Caption
 
 
 def overlay_sheet(
@@ -79,6 +83,48 @@ def draw_overlays(
         folder.mkdir(parents=True, exist_ok=True)
         save_sheet(path, *overlay_sheet(captioner, photo, caption))
     return paths
+
+
+def draw_alignments(
+    translator: Translator, data: SentenceData, folder: Path, *, count: int, split: str = "val"
+) -> list[Path]:
+    """Write the alignment matrices of the first `count` sentences of a split, as the model translates them, into a
+    folder; returns their files, none for a model without attention."""
+    paths = []
+    for record in data.records(split)[:count]:
+        if record.id not in data.bad[split]:
+            found = translator.translate(record.source, need_attention=True)
+            if found.attention is None:
+                return []
+            if found.text:
+                same = data.tokenizer.clean(record.targets[0]) == found.text
+                folder.mkdir(parents=True, exist_ok=True)
+                paths.append(folder / f"{record.id}.png")
+                page = alignment_page(translator, record.source, found, links=record.alignment if same else None)
+                save_sheet(paths[-1], *page)
+    return paths
+
+
+def alignment_page(
+    translator: Translator, source: str, found: Caption, *, links: Collection[tuple[int, int]] | None = None
+) -> tuple[Image.Image, list[str]]:
+    """The alignment matrix of one translation, and its lines of text. Attention is the mean of all layers and heads.
+
+    found: what the translator gave for the source with need_attention=True. links: known (source word, target word)
+    pairs. Raises ValueError for a model without attention, or a translation without words.
+    """
+    if found.attention is None:
+        raise ValueError("this model has no attention, so there is no alignment to draw")
+    if not found.words:
+        raise ValueError(f"the model gave no words for {source!r}, so there is no alignment to draw")
+    words, written = translator.source_words(source), [word.text for word in found.words]
+    weights = translator.by_words(found.attention.mean((1, 2)), found.tokens, translator.encode(source))
+    page = alignment_matrix(weights, words, written, links=links, title=found.text)
+    return page, [
+        f"caption: {found.text}",
+        f"source: {source}",
+        *describe_alignment(weights, words, written, links=links),
+    ]
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The composition root: from a Hydra config to data, model, training and evaluation.
+"""Training and evaluation of what a Hydra config describes.
 
 `train(cfg)` and `evaluate(cfg)` can be called from tests and notebooks; the scripts only add the command line.
 """
@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,92 +24,28 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+import vitcap
 from vitcap import checkpoint
+from vitcap.build import Data, Door, build, build_task, plain, prepare_cache
 from vitcap.captioner import Captioner
-from vitcap.data.module import CaptionData
-from vitcap.drawing import draw_overlays
-from vitcap.evaluation import bar, judge_of, show
-from vitcap.evaluation import evaluate as evaluate_captioner
+from vitcap.classifier import Classifier
+from vitcap.data.pictures import CaptionData
+from vitcap.data.sentences import SentenceData
+from vitcap.drawing import draw_alignments, draw_overlays
+from vitcap.evaluation.captions import evaluate_captions
+from vitcap.evaluation.classes import evaluate_classes
+from vitcap.evaluation.sentences import evaluate_sentences
 from vitcap.machine import keep_freed_memory, release_freed_memory
-from vitcap.models.captioner import CaptionModel
+from vitcap.progress import bar
 from vitcap.run_folder import check_resume, clear, open_run
 from vitcap.tasks.callbacks import Interrupted, LastCheckpoint, Progress, SelfContained, WeightAverage, clock
-from vitcap.tasks.captioning import CaptionTask
+from vitcap.translator import Translator
 from vitcap.types import count_parameters, require_number
 
 log = logging.getLogger(__name__)
 
 # What a user did wrong ends in one line; anything else is a defect of ours and keeps its traceback.
 USER_ERRORS = (ValueError, OSError, hydra.errors.HydraException, OmegaConfBaseException, MisconfigurationException)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a config builds."""
-
-    data: CaptionData
-    model: CaptionModel
-    description: dict[str, Any]
-
-
-def build(cfg: DictConfig) -> Parts:
-    """Data and model of a config. Sizes that the data decides (vocabulary, memory width) are filled in here."""
-    data: CaptionData = instantiate(cfg.data)
-    torch.manual_seed(cfg.seed)
-    encoder_config, decoder_config = _plain(cfg.model.encoder), _plain(cfg.model.decoder)
-    if encoder_config["trainable"] == "none" and not encoder_config["weights"] and not encoder_config.get("pretrained"):
-        raise ValueError(
-            "a frozen encoder with random weights learns nothing: set model.encoder.weights=FILE or "
-            "model.encoder.pretrained=true, or train it with model.encoder.trainable=all"
-        )
-    encoder = instantiate(encoder_config)
-    decoder_config.pop("_partial_", None)
-    decoder_config |= {"vocab_size": data.spec.vocab_size, "memory_width": encoder.width}
-    decoder = instantiate(decoder_config)
-    limit = getattr(decoder, "max_length", None)
-    asked = {"data": cfg.data.max_length - 1} | {k: cfg[k].max_length for k in ("decode", "validation_decode")}
-    for option, length in asked.items():  # now, and not at the first long caption or after the first epoch
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"model.decoder.max_length={limit} is too short for {option}.max_length={cfg[option].max_length}"
-            )
-    preprocess = data.fit_to(encoder.preprocess)
-    model = CaptionModel(encoder, decoder, mean=preprocess.mean, std=preprocess.std)
-    description = checkpoint.describe(
-        encoder=encoder_config,
-        decoder=decoder_config,
-        tokenizer=data.tokenizer,
-        preprocess=preprocess,
-        decode=_plain(cfg.decode),
-        facts={"data": data.source.name, "seed": cfg.seed, "precision": str(cfg.trainer.precision)},
-    )
-    return Parts(data, model, description)
-
-
-def _plain(cfg: DictConfig) -> dict[str, Any]:
-    return {str(key): value for key, value in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]
-
-
-def _prepare_cache(parts: Parts, splits: tuple[str, ...]) -> None:
-    """Compute, or find on disk, the features of the encoder's frozen part."""
-    encoder: Any = parts.model.encoder
-    if not encoder.cacheable:
-        raise ValueError(
-            "data.cache needs an encoder with a frozen part: set model.encoder.trainable=none or a number of blocks, "
-            "or train from the pictures with data.cache=null"
-        )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    parts.model.to(device).eval()
-
-    def extract(images: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return encoder.trunk(parts.model.normalise(images.to(device))).float().cpu()
-
-    parts.data.cache_features(
-        splits, fingerprint=encoder.fingerprint(), extract=extract, progress=bar("features of the frozen encoder")
-    )
-    parts.model.cpu()
-    release_freed_memory()
 
 
 def _settle() -> None:
@@ -137,11 +72,26 @@ def _curves(out: Path) -> CSVLogger:
     return logger
 
 
-def train(cfg: DictConfig) -> dict[str, Any]:
-    """Train, keep the best model, score it, draw overlays. Returns the content of scores.json.
+def _score(
+    door: Door, data: Data, split: str, *, search: Any, out: Path, seed: int, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Score a model on a split, print the score card, and return the content of scores.json."""
+    options: dict[str, Any] = {"out": out, "facts": facts, "progress": bar(f"{data.source.name} {split}")}
+    if isinstance(door, Classifier):
+        text, report = evaluate_classes(door, data, split, **options)  # type: ignore[arg-type]
+    elif isinstance(door, Captioner):
+        text, report = evaluate_captions(door, data, split, search=search, seed=seed, **options)  # type: ignore[arg-type]
+    else:
+        text, report = evaluate_sentences(door, data, split, search=search, seed=seed, **options)  # type: ignore[arg-type]
+    print(text)
+    return report
 
-    Writes to cfg.out: config.yaml, checkpoints/{best,last}.ckpt, model.safetensors, captions.json, scores.json,
-    per_image.json, overlays/, metrics.csv and TensorBoard events.
+
+def train(cfg: DictConfig) -> dict[str, Any]:
+    """Train, keep the best model, score it, draw what it attended to. Returns the content of scores.json.
+
+    Writes to cfg.out: config.yaml, checkpoints/{best,last}.ckpt, model.safetensors, scores.json, what the evaluation of
+    its kind of model writes (vitcap.evaluation), overlays/, metrics.csv and TensorBoard events.
     """
     _settle()
     begin = time.monotonic()
@@ -152,42 +102,43 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     L.seed_everything(cfg.seed, verbose=False)
     parts = build(cfg)
     if resume is not None:
-        check_resume(resume, parts.model, parts.description["tokenizer"])
+        check_resume(resume, parts.model, parts.description)
     data, model = parts.data, parts.model
+    rest = [p for name, p in model.named_parameters() if not name.startswith("encoder.")]
     log.info(
-        "%d training, %d validation images; parameters: encoder %.2f M (%.2f M trained), decoder %.2f M",
+        "%d training, %d validation records; parameters: encoder %.2f M (%.2f M trained), %s %.2f M",
         len(data.records("train")),
         len(data.records("val")),
         count_parameters(list(model.encoder.parameters())) / 1e6,
         count_parameters([p for p in model.encoder.parameters() if p.requires_grad]) / 1e6,
-        count_parameters(list(model.decoder.parameters())) / 1e6,
+        "head" if parts.kind == "classify" else "decoder",
+        count_parameters(rest) / 1e6,
     )
     if data.cache is not None:
-        _prepare_cache(parts, ("train", "val"))
+        prepare_cache(parts, ("train", "val"))
     search = instantiate(cfg.decode)
-    task: CaptionTask = instantiate(cfg.task)(
-        model,
-        search=instantiate(cfg.validation_decode),
-        decode=data.tokenizer.decode,
-        references={r.image_id: r.captions for r in data.records("val")},
-        judge=judge_of(data.source),
-    )
-    # With one image CIDEr-D is not defined: every document frequency is 1.
-    monitor, mode = ("val/CIDEr-D", "max") if len(data.records("val")) > 1 else ("val/loss", "min")
+    task, monitor, mode = build_task(cfg, parts)
     best = ModelCheckpoint(
         dirpath=out / "checkpoints", filename="best", monitor=monitor, mode=mode, enable_version_counter=False
     )
     last = LastCheckpoint(out / "checkpoints" / "last.ckpt", every=cfg.save_every)
-    progress = Progress(scores=("BLEU-4", "CIDEr-D", "true_seen", "true_held_out", "coverage"))
+    scores = ("BLEU-4", "CIDEr-D", "true_seen", "true_held_out", "coverage", "exact", "top1", "top5")
     trim = LambdaCallback(on_validation_end=lambda *_: release_freed_memory())
-    callbacks = [SelfContained(parts.description), best, last, LearningRateMonitor("step"), progress, trim]
+    callbacks = [
+        SelfContained(parts.description),
+        best,
+        last,
+        LearningRateMonitor("step"),
+        Progress(scores=scores),
+        trim,
+    ]
     if cfg.ema is not None:
         callbacks.insert(0, WeightAverage(cfg.ema))
     if cfg.early_stopping is not None:
         callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping))
     try:
         trainer = L.Trainer(
-            **_plain(cfg.trainer),
+            **plain(cfg.trainer),
             default_root_dir=out,
             callbacks=callbacks,
             logger=False,
@@ -210,30 +161,29 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         raise ValueError("no step was trained: trainer.max_epochs, or trainer.max_steps, is too small")
     model.load_state_dict(checkpoint.read(chosen).weights, strict=False)
     model.to(trainer.strategy.root_device)  # the trainer leaves it on the CPU
-    captioner = Captioner(model, data.tokenizer, data.preprocess, search=search, description=parts.description)  # type: ignore[arg-type]
-    card, report = evaluate_captioner(
-        captioner,
-        data,
-        "val",
-        search=search,
-        out=out,
-        seed=cfg.seed,
-        progress=bar("captions of the validation split"),
-        facts={
-            "checkpoint": chosen,
-            "chosen_by": f"{monitor} ({mode}), {type(task.search).__name__.lower()} search"
-            if best.best_model_path
-            else "last, without validation",
-            "epochs": trainer.current_epoch,
-            "steps": trainer.global_step,
-            "training_minutes": round(trained / 60, 2),
-        },
-    )
-    parts.description["facts"] |= {"scores": card.corpus, "truth": report["truth"], "evaluation": report["facts"]}
-    captioner.save(out / checkpoint.MODEL_FILE)
-    pictures = draw_overlays(captioner, data, out / "overlays", count=cfg.overlays)
-    show(card.table(), report)
-    print(f"trained in {clock(trained)}; scores: {out / 'scores.json'}, captions: {out / 'captions.json'}")
+    door = parts.door(search)
+    by = "last, without validation"
+    if best.best_model_path:
+        by = f"{monitor} ({mode})"
+        by += "" if parts.kind == "classify" else f", {type(task.search).__name__.lower()} search"
+    facts = {
+        "checkpoint": chosen,
+        "chosen_by": by,
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "training_minutes": round(trained / 60, 2),
+    }
+    report = _score(door, data, "val", search=search, out=out, seed=cfg.seed, facts=facts)
+    parts.description["facts"] |= {"evaluation": report["facts"]} | {k: v for k, v in report.items() if k != "facts"}
+    door.save(out / checkpoint.MODEL_FILE)
+    pictures = []
+    if isinstance(door, Captioner):
+        assert isinstance(data, CaptionData)
+        pictures = draw_overlays(door, data, out / "overlays", count=cfg.overlays)
+    elif not isinstance(door, Classifier):
+        assert isinstance(data, SentenceData)
+        pictures = draw_alignments(door, data, out / "overlays", count=cfg.overlays)
+    print(f"trained in {clock(trained)}; scores and outputs: {out}/")
     print(f"model: {out / checkpoint.MODEL_FILE}" + (f", overlays: {pictures[0].parent}/" if pictures else ""))
     return report
 
@@ -242,31 +192,41 @@ def evaluate(cfg: DictConfig) -> dict[str, Any]:
     """Score a checkpoint on a split of any data. Returns the content of scores.json, which it writes to cfg.out."""
     _settle()
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
-    captioner = Captioner.load(cfg.checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
-    data: CaptionData = instantiate(cfg.data)
-    trained_on = captioner.description.get("facts", {}).get("data")
+    door = vitcap.load(cfg.checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
+    data: Any = instantiate(cfg.data, **({"tokenizer": None} if isinstance(door, Classifier) else {}))
+    if isinstance(door, Translator) != isinstance(data, SentenceData):
+        wanted = "sentences (data=digits, translation or pairs)" if isinstance(door, Translator) else "pictures"
+        raise ValueError(f"{cfg.checkpoint} is a model of {wanted}, which data={data.source.name} are not")
+    trained_on = door.description.get("facts", {}).get("data")
     if trained_on not in (None, data.source.name):
         log.warning(
             "the model was trained on data=%s and is scored on data=%s: if not meant so, give data= and data.root=",
             trained_on,
             data.source.name,
         )
-    data.tokenizer = captioner.tokenizer
-    data.preprocess = captioner.preprocess
+    search = None
+    if isinstance(door, Classifier):
+        data.preprocess = door.preprocess
+        take_over = getattr(data.source, "use_classes", None)
+        if take_over is not None:  # labels by class, whatever the order of the folders
+            take_over(door.classes, door.class_names)
+        elif (classes := tuple(getattr(data.source, "classes", ()))) != door.classes:
+            raise ValueError(
+                f"the classes of data={data.source.name} ({', '.join(classes[:3])}, ...) are not those of "
+                f"{cfg.checkpoint} ({', '.join(door.classes[:3])}, ...)"
+            )
+    else:
+        search = instantiate(cfg.decode) if cfg.get("decode") else door.search
+        data.tokenizer = door.tokenizer
+        if isinstance(door, Captioner):
+            data.preprocess = door.preprocess
+        else:
+            data.source_tokenizer = door.source_tokenizer
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)  # now, and not after the captions, if it cannot be written
-    card, report = evaluate_captioner(
-        captioner,
-        data,
-        cfg.split,
-        search=instantiate(cfg.decode) if cfg.get("decode") else captioner.search,
-        out=out,
-        seed=cfg.seed,
-        progress=bar(f"captions of {cfg.split}"),
-        facts={"checkpoint": str(cfg.checkpoint)},
-    )
-    show(card.table(), report)
-    print(f"scores: {out / 'scores.json'}, captions: {out / 'captions.json'}, per image: {out / 'per_image.json'}")
+    facts = {"checkpoint": str(cfg.checkpoint)}
+    report = _score(door, data, cfg.split, search=search, out=out, seed=cfg.seed, facts=facts)
+    print(f"scores and outputs: {out}/")
     return report
 
 

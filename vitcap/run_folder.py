@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -12,6 +13,7 @@ LAST = Path("checkpoints") / "last.ckpt"
 # By name where it can be: a user's own notes in the folder are not ours to delete.
 PRODUCTS = (
     *(checkpoint.MODEL_FILE, "scores.json", "per_image.json", "captions.json", "metrics.csv"),
+    *("translations.tsv", "lengths.png", "predictions.csv", "per_class.json", "confusion.png"),
     *("events.out.tfevents.*", "checkpoints/*.ckpt", "overlays/*.png", "overlays/*.txt"),
 )
 
@@ -40,17 +42,18 @@ def clear(out: Path) -> None:
         old.unlink()
 
 
-def check_resume(file: str, model: nn.Module, tokenizer: str) -> None:
-    """One clear error if a checkpoint is none, has no state of training, or is of another model or vocabulary.
+def check_resume(file: str, model: nn.Module, description: dict[str, Any]) -> None:
+    """One clear error if a checkpoint is none, has no state of training, or is of another model, vocabulary or classes.
 
-    tokenizer: as `Tokenizer.to_json` gives it.
+    description: of the model that is to go on.
     """
     saved = checkpoint.read(file)
     if file.endswith(".safetensors"):
         raise ValueError(f"{file}: a finished model without the state of training; resume from a {LAST.as_posix()}")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     other = [name for name, tensor in saved.weights.items() if shapes.get(name) != tensor.shape]
-    if saved.description["tokenizer"] != tokenizer:
-        other.insert(0, "vocabulary")
+    for part, name in (("tokenizer", "vocabulary"), ("source_tokenizer", "source vocabulary"), ("classes", "classes")):
+        if saved.description.get(part) != description.get(part):
+            other.insert(0, name)
     if other:
         raise ValueError(f"{file}: of another model ({other[0]} differs); resume with the options it was started with")

@@ -90,10 +90,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class DecoderOutput:
-    """logits: (B, G, T, V). attention: (B, G, T, L, H, N) cross-attention weights, only when asked for."""
+    """logits: (B, G, T, V). attention: (B, G, T, L, H, N) cross-attention weights, only when asked for, and None from a
+    decoder that has no attention.
+
+    Hard attention in training also gives choice_log_prob (B, G, T), of the places it drew (0 where it drew none), and
+    entropy (B, G, T), in nats, of the distributions it drew from.
+    """
 
     logits: Tensor
     attention: Tensor | None = None
+    choice_log_prob: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +123,14 @@ class Generated:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Sizes that the data decides, so that no config file has to repeat them."""
+    """Sizes that the data decides, so that no config file has to repeat them.
+
+    vocab_size: of captions or target sentences. source_vocab_size: of source sentences. classes: C.
+    """
 
     vocab_size: int | None = None
+    source_vocab_size: int | None = None
+    classes: int | None = None
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from vitcap.data.images import ImageError
@@ -29,15 +30,22 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed % 2**63)
 
 
+def place_generator(seed: int, place: Place) -> torch.Generator:
+    """Generator of the random choices for one record in one epoch."""
+    epoch, index = place
+    return _generator((seed * 1_000_003 + epoch) * 1_000_003 + index)
+
+
 @dataclass(frozen=True)
 class Sample:
-    """One record, ready for collation. captions: token ids with BOS and EOS, at most G of them."""
+    """One record, ready for collation. captions: token ids with BOS and EOS, at most G of them. source: ids without."""
 
     id: int | str
-    image: Tensor | None
-    features: Tensor | None
-    captions: tuple[tuple[int, ...], ...]
-    label: int | None
+    image: Tensor | None = None
+    features: Tensor | None = None
+    captions: tuple[tuple[int, ...], ...] = ()
+    label: int | None = None
+    source: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,18 @@ class BadRecord:
 
     id: int | str
     reason: str
+
+
+def draw_some(texts: tuple[str, ...], count: int, generator: torch.Generator) -> tuple[str, ...]:
+    """All of them if there are no more than `count`, else `count` drawn at random."""
+    if len(texts) <= count:
+        return texts
+    return tuple(texts[i] for i in torch.randperm(len(texts), generator=generator)[:count].tolist())
+
+
+def framed(tokenizer: Tokenizer, text: str, max_length: int) -> tuple[int, ...]:
+    """Token ids of a text between BOS and EOS; what is longer than max_length, both included, is cut."""
+    return (BOS, *tokenizer.encode(text)[: max_length - 2], EOS)
 
 
 class CaptionDataset(Dataset[Sample | BadRecord]):
@@ -75,9 +95,9 @@ class CaptionDataset(Dataset[Sample | BadRecord]):
         return len(self.records)
 
     def __getitem__(self, place: Place) -> Sample | BadRecord:
-        epoch, index = place
+        index = place[1]
         record = self.records[index]
-        generator = _generator((self.seed * 1_000_003 + epoch) * 1_000_003 + index)
+        generator = place_generator(self.seed, place)
         image = features = None
         if self.features is not None:
             features = self.features(index, generator)
@@ -88,18 +108,15 @@ class CaptionDataset(Dataset[Sample | BadRecord]):
                 return BadRecord(record.image_id, str(error))
         captions: tuple[tuple[int, ...], ...] = ()
         if self.tokenizer is not None:
-            chosen = record.captions
-            if len(chosen) > self.captions_per_image:
-                order = torch.randperm(len(chosen), generator=generator)[: self.captions_per_image].tolist()
-                chosen = tuple(chosen[i] for i in order)
-            captions = tuple((BOS, *self.tokenizer.encode(caption)[: self.max_length - 2], EOS) for caption in chosen)
+            chosen = draw_some(record.captions, self.captions_per_image, generator)
+            captions = tuple(framed(self.tokenizer, caption, self.max_length) for caption in chosen)
         return Sample(record.image_id, image, features, captions, record.label)
 
 
 def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[BadRecord]]:
     """Samples to one batch (None if none could be read), and the records that could not be read.
 
-    Captions are padded with PAD to the longest, images with fewer captions with rows of PAD.
+    Captions and sources are padded with PAD to the longest, images with fewer captions with rows of PAD.
     """
     bad = [s for s in samples if isinstance(s, BadRecord)]
     good = [s for s in samples if isinstance(s, Sample)]
@@ -109,7 +126,7 @@ def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[B
     features = (
         torch.stack([s.features for s in good if s.features is not None]) if good[0].features is not None else None
     )
-    captions = None
+    captions = source = None
     groups = max(len(s.captions) for s in good)
     if groups:
         length = max(len(c) for s in good for c in s.captions)
@@ -117,6 +134,8 @@ def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[B
         for row, sample in enumerate(good):
             for group, caption in enumerate(sample.captions):
                 captions[row, group, : len(caption)] = torch.tensor(caption)
+    if good[0].source is not None:
+        source = pad_sequence([torch.tensor(s.source) for s in good], batch_first=True, padding_value=PAD)
     labels = [s.label for s in good]
     return (
         Batch(
@@ -124,6 +143,7 @@ def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[B
             images=images,
             features=features,
             captions=captions,
+            source=source,
             labels=None if any(label is None for label in labels) else torch.tensor(labels),
         ),
         bad,
@@ -174,7 +194,12 @@ class BatchLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self, dataset: CaptionDataset, batches: EpochBatches, *, on_bad: str = "error", **options: Any
+        self,
+        dataset: Dataset[Sample | BadRecord],
+        batches: EpochBatches,
+        *,
+        on_bad: str = "error",
+        **options: Any,
     ) -> None:
         if on_bad not in ("error", "skip"):
             raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")

@@ -1,4 +1,4 @@
-"""Captions to token ids and back: word vocabulary or byte-level BPE, both of the `tokenizers` library."""
+"""Text to token ids and back: words, blank-separated tokens or byte-level BPE, all of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as _Library
 from vitcap.types import BOS, EOS, PAD, UNK
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-KINDS = ("word", "bpe")
+KINDS = ("word", "bpe", "space")
 
 
 def _word_pipeline(tokenizer: _Library) -> None:
@@ -31,6 +31,14 @@ def _word_pipeline(tokenizer: _Library) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
 
+def _space_pipeline(tokenizer: _Library) -> None:
+    """What stands between blanks, as it stands there: for text that is tokenised already."""
+    # "<eos>" in a text is a word like any other, and no vocabulary has it.
+    special = Regex(r"(?<!\S)<(pad|bos|eos)>(?!\S)")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(special, SPECIAL[UNK])])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
 def _whole(text: str) -> str:
     """Without blanks at the ends; lone surrogates, which the library refuses, as U+FFFD."""
     if not text.isascii():
@@ -39,7 +47,7 @@ def _whole(text: str) -> str:
 
 
 class Tokenizer:
-    """Text <-> ids, with PAD, BOS, EOS, UNK = 0, 1, 2, 3. `kind` is "word" or "bpe"."""
+    """Text <-> ids, with PAD, BOS, EOS, UNK = 0, 1, 2, 3. `kind` is one of KINDS."""
 
     def __init__(self, library: _Library, kind: str) -> None:
         self._library, self.kind = library, kind
@@ -53,12 +61,14 @@ class Tokenizer:
         """Vocabulary of training captions.
 
         word: words seen at least min_count times (COCO practice: 5), at most vocab_size of them, the rest UNK.
+        space: the same for the tokens between blanks, neither lowered nor cleaned (parallel text).
         bpe: byte-level byte-pair encoding of vocab_size tokens (Sennrich et al. 2016), no unknown words.
         Raises ValueError for an unknown kind or when no word is left.
         """
-        if kind == "word":
+        if kind in ("word", "space"):
+            pipeline = _word_pipeline if kind == "word" else _space_pipeline
             probe = _Library(models.WordLevel({}, unk_token=SPECIAL[UNK]))
-            _word_pipeline(probe)
+            pipeline(probe)
             counts: Counter[str] = Counter()
             for caption in captions:
                 counts.update(probe.normalizer.normalize_str(_whole(caption)).split())
@@ -71,7 +81,7 @@ class Tokenizer:
                 )
             words = [*SPECIAL, *(w for w in kept if w not in SPECIAL)][: max(vocab_size, len(SPECIAL) + 1)]
             library = _Library(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=SPECIAL[UNK]))
-            _word_pipeline(library)
+            pipeline(library)
         elif kind == "bpe":
             library = _Library(models.BPE())
             library.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -121,7 +131,7 @@ class Tokenizer:
             piece = self._library.id_to_token(index)
             if piece is None:
                 raise ValueError(f"token id {index} is outside the vocabulary of {self.vocab_size}")
-            if pieces and (self.kind == "word" or piece.startswith("Ġ")):
+            if pieces and (self.kind != "bpe" or piece.startswith("Ġ")):
                 close(position)
                 pieces = []
             if not pieces:
@@ -131,6 +141,12 @@ class Tokenizer:
         if pieces:
             close(stop)
         return spans
+
+    def clean(self, text: str) -> str:
+        """The text as decoding would give it if every word were known: normalised, single blanks between words."""
+        text = _whole(text)
+        normaliser = self._library.normalizer
+        return " ".join((text if normaliser is None else normaliser.normalize_str(text)).split())
 
     def unknown_share(self, captions: Sequence[str]) -> float:
         """Share of tokens outside the vocabulary, 0..1."""

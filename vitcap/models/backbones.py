@@ -8,8 +8,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from timm.data import resolve_model_data_config
 from timm.models.vision_transformer import VisionTransformer as TimmVit
 from torch import Tensor, nn
 
+from vitcap.models.attention_maps import explicit_attention
 from vitcap.models.weights import (
     Size,
     Trainable,
@@ -102,30 +101,6 @@ def create_backbone(
     return model
 
 
-@contextmanager
-def explicit_attention(model: Any) -> Iterator[list[Tensor]]:
-    """Within the context timm's blocks compute attention explicitly and append their weights (B, H, N, N) to the list.
-
-    A fused block never forms the weights, and a hook on it stays silently empty. Raises ValueError for a model whose
-    blocks have no attention over the whole picture.
-    """
-    layers: list[Any] = [getattr(block, "attn", None) for block in getattr(model, "blocks", ())]
-    if not layers or not all(hasattr(layer, "fused_attn") and hasattr(layer, "attn_drop") for layer in layers):
-        raise ValueError(f"{type(model).__name__} has no global self-attention, so there are no attention maps to give")
-    maps: list[Tensor] = []
-    fused = [layer.fused_attn for layer in layers]
-    # What enters the dropout layer are the weights themselves.
-    hooks = [layer.attn_drop.register_forward_pre_hook(lambda _, inputs: maps.append(inputs[0])) for layer in layers]
-    try:
-        for layer in layers:
-            layer.fused_attn = False
-        yield maps
-    finally:
-        for layer, flag, hook in zip(layers, fused, hooks, strict=True):
-            layer.fused_attn = flag
-            hook.remove()
-
-
 class TimmEncoder(nn.Module):
     """Any timm image model as an encoder.
 
@@ -169,6 +144,7 @@ class TimmEncoder(nn.Module):
         self.index = stages - 1 if layer == "final" else int(layer) % stages
         self.final = layer == "final"
         self.vit = isinstance(model, TimmVit)
+        self.token = getattr(model, "global_pool", None) == "token"  # of some families it never joins the patches
         # Some families count a class token that never joins the patches; those do not offer to return it.
         returned = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
         self.prefix = int(getattr(model, "num_prefix_tokens", 0)) if self.vit or returned else 0
@@ -176,7 +152,7 @@ class TimmEncoder(nn.Module):
             model.blocks = model.blocks[: self.index + 1]
         elif not self.final:
             model.prune_intermediate_layers([self.index], prune_head=True)
-        self.width = int(model.feature_info[self.index]["num_chs"])
+        self.width = self.pooled_width = int(model.feature_info[self.index]["num_chs"])
 
         count = trained_blocks(trainable, self.index + 1, "blocks" if self.vit else "stages")
         self.cacheable = count == 0 or (self.vit and count is not None)
@@ -190,7 +166,9 @@ class TimmEncoder(nn.Module):
             self.eval()
             try:
                 with torch.no_grad():
-                    self.width = self._whole(torch.zeros(1, 3, *size)).shape[-1]
+                    features = self._whole(torch.zeros(1, 3, *size))
+                    self.width, pooled = features.shape[-1], self._pool(features)
+                    self.pooled_width = self.width if pooled is None else pooled.shape[-1]
             except Exception as error:
                 at = f"layer={layer!r} for pictures of {size[0]}x{size[1]}"
                 raise ValueError(f"timm's {name} gives no grid at {at}: {error}") from error
@@ -237,8 +215,7 @@ class TimmEncoder(nn.Module):
         tokens = grid.flatten(2).transpose(1, 2)
         if prefix is None:
             return tokens
-        tokens = torch.cat((prefix, tokens), dim=1)
-        return model.fc_norm(tokens) if isinstance(getattr(model, "fc_norm", None), nn.Module) else tokens
+        return torch.cat((prefix, tokens), dim=1)
 
     def trunk(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) normalised -> (B, N, D)."""
@@ -268,10 +245,22 @@ class TimmEncoder(nn.Module):
             # Models that average put their norm after the pooling; a decoder wants normalised tokens all the same.
             tokens = model.fc_norm(x)
         else:
-            tokens, pooled = features, features[:, self.prefix :].mean(1)
+            fc_norm = getattr(model, "fc_norm", None)
+            tokens = fc_norm(features) if self.prefix and isinstance(fc_norm, nn.Module) else features
+            pooled = self._pool(features)
         memory = Memory(tokens, grid=self.grid, pooled=pooled)
         assert memory.prefix == self.prefix, f"{tokens.shape[1]} tokens for a grid of {self.grid}"
         return memory
+
+    def _pool(self, features: Tensor) -> Tensor | None:
+        """What the model's own classifier would read; the mean over the places if the encoder ends before it."""
+        if self.prefix and self.index == len(self.model.feature_info) - 1:
+            return self.model.forward_head(features, pre_logits=True)
+        if self.final:
+            last = getattr(self.model, "output_fmt", "NCHW") == "NHWC"
+            grid = features.unflatten(1, self.grid) if last else features.mT.unflatten(2, self.grid)
+            return self.model.forward_head(grid, pre_logits=True)
+        return features[:, self.prefix :].mean(1) if self.prefix or not self.token else None
 
     def forward(self, images: Tensor, need_attention: bool = False) -> Memory:
         """(B, 3, height, width) normalised -> memory, with (B, H, N, N) attention of every block when asked."""

@@ -29,7 +29,8 @@ class StepDecoder(nn.Module):
         raise NotImplementedError
 
     def step(self, tokens: Tensor, state: Any, need_attention: bool = False) -> tuple[Tensor, Tensor | None, State]:
-        """tokens (B, G) -> logits (B, G, V), cross-attention (B, G, L, H, N) or None, next state."""
+        """tokens (B, G) -> logits (B, G, V), cross-attention (B, G, L, H, N), None if not asked for or if
+        the decoder has none, next state."""
         raise NotImplementedError
 
     def forward(self, memory: Memory, captions: Tensor, need_attention: bool = False) -> DecoderOutput:
@@ -40,5 +41,6 @@ class StepDecoder(nn.Module):
             out, attention, state = self.step(captions[:, :, t], state, need_attention)
             logits.append(out)
             attentions.append(attention)
-        stacked = torch.stack([a for a in attentions if a is not None], dim=2) if need_attention else None
+        found = [attention for attention in attentions if attention is not None]
+        stacked = torch.stack(found, dim=2) if found else None
         return DecoderOutput(torch.stack(logits, dim=2), stacked)

@@ -5,6 +5,7 @@ Letters: B images, G sequences per image, T tokens, N memory tokens, D width, V 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,7 +50,9 @@ class TransformerDecoder(StepDecoder):
 
     vocab_size: V. memory_width: width of the memory tokens. width, depth, heads, mlp_ratio: D, L, H, hidden / D.
     kv_heads: fewer key/value heads in self-attention (grouped-query). dropout: on embeddings and branches.
-    max_length: longest input, BOS included. position: one of vitcap.nn.position.POSITIONS. norm: "pre" or "post".
+    max_length: longest input of a learned position table, BOS included; the other schemes know no limit.
+    position: one of vitcap.nn.position.POSITIONS. norm: "pre" (with a final norm) or "post". activation: "gelu", or
+    "relu" as in the paper. scale_embedding: word vectors times sqrt(D) (section 3.4).
     tie: output weights = embedding weights (Press and Wolf 2017).
     """
 
@@ -67,10 +70,14 @@ class TransformerDecoder(StepDecoder):
         max_length: int = 40,
         position: str = "learned",
         norm: str = "pre",
+        activation: str = "gelu",
+        scale_embedding: bool = False,
         tie: bool = True,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.max_length, self.depth = vocab_size, max_length, depth
+        self.vocab_size, self.depth = vocab_size, depth
+        self.max_length = max_length if position == "learned" else None
+        self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.embed = nn.Embedding(vocab_size, width, padding_idx=PAD)
         self.position = make_position(position, width=width, heads=heads, size=max_length)
         self.drop = nn.Dropout(dropout)
@@ -83,6 +90,7 @@ class TransformerDecoder(StepDecoder):
                 mlp_ratio=mlp_ratio,
                 dropout=dropout,
                 norm=norm,
+                activation=activation,
                 position=self.position,
             )
             for _ in range(depth)
@@ -105,7 +113,7 @@ class TransformerDecoder(StepDecoder):
         length = tokens.shape[2]
         coordinates = line(length, start=state.length, device=tokens.device)
         before = line(state.length, device=tokens.device) if state.length else None
-        x = self.drop(self.position.add(self.embed(tokens), coordinates))
+        x = self.drop(self.position.add(self.embed(tokens) * self.scale, coordinates))
         attentions, caches = [], []
         for layer, block in enumerate(self.blocks):
             past = None

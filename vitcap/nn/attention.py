@@ -26,9 +26,6 @@ def merge_masks(mask: Tensor | None, causal: bool, queries: int, keys: int, devi
     """
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(f"attention mask must be boolean (True = may attend), got {mask.dtype}")
-    for axis, wanted in ((-1, keys), (-2, queries)):
-        if mask is not None and mask.ndim >= -axis and mask.shape[axis] not in (1, wanted):
-            raise ValueError(f"mask {tuple(mask.shape)} does not fit scores of {queries} queries and {keys} keys")
     if not causal or queries == 1:
         return mask
     lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
@@ -62,6 +59,12 @@ def attend(
         raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
+    scores = (*q.shape[:3], k.shape[2])
+    for name, x in (("mask", mask), ("bias", bias)):
+        if x is not None and (
+            x.ndim > 4 or any(n not in (1, m) for n, m in zip(x.shape, scores[4 - x.ndim :], strict=True))
+        ):
+            raise ValueError(f"{name} {tuple(x.shape)} does not fit the scores {scores}: (B, H, queries, keys)")
     if fused is None:
         small = q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[2] <= CPU_BF16_EXPLICIT_KEYS
         fused = not small
@@ -204,29 +207,3 @@ class MultiHeadAttention(nn.Module):
             fused=fused,
         )
         return self.proj(out.transpose(1, 2).flatten(2)), weights, (k, v)
-
-
-class AdditiveAttention(nn.Module):
-    """Additive scores v' tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2); softmax and weighted sum of values.
-
-    query_width, memory_width: widths of query and memory. width: of the hidden layer that scores.
-    """
-
-    def __init__(self, query_width: int, memory_width: int, width: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(query_width, width)
-        self.key = nn.Linear(memory_width, width, bias=False)
-        self.score = nn.Linear(width, 1, bias=False)
-
-    def forward(
-        self, query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """query: (B, G, query_width); keys: (B, N, width), `self.key(memory)`, projected once; values: (B, N, D);
-        mask: (B, N) boolean -> context (B, G, D), weights (B, G, N)."""
-        scores = self.score(torch.tanh(self.query(query)[:, :, None] + keys[:, None])).squeeze(-1).float()
-        if mask is not None:
-            scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
-        weights = scores.softmax(-1)
-        if mask is not None:
-            weights = weights * mask[:, None]
-        return weights.to(values.dtype) @ values, weights

@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from vitcap.nn.attention import MultiHeadAttention
 from vitcap.nn.position import Position
 
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
+
 
 class Mlp(nn.Module):
-    """fc2(GELU(fc1(x))) (Vaswani et al. 2017, equation 2, with GELU as in ViT)."""
+    """fc2(act(fc1(x))). activation: "relu" (Vaswani et al. 2017, equation 2) or "gelu" (ViT)."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, activation: str = "gelu") -> None:
         super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         self.fc1 = nn.Linear(width, hidden)
-        self.act = nn.GELU()
+        self.act = ACTIVATIONS[activation]()
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,8 +68,8 @@ def _check_norm(norm: str) -> bool:
 class EncoderBlock(nn.Module):
     """Self-attention and feed-forward layer, each with a residual connection (Dosovitskiy et al. 2021, equations 2, 3).
 
-    norm: "pre" (ViT) or "post" (the original of Vaswani et al. 2017). layer_scale: initial value, None for none.
-    dropout: on the output of each of the two branches (Vaswani et al. 2017, section 5.4).
+    norm: "pre" (ViT) or "post" (the original of Vaswani et al. 2017). activation: as in Mlp. layer_scale: initial
+    value, None for none. dropout: on the output of each of the two branches (Vaswani et al. 2017, section 5.4).
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class EncoderBlock(nn.Module):
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         norm: str = "pre",
+        activation: str = "gelu",
         eps: float = 1e-6,
         position: Position | None = None,
     ) -> None:
@@ -87,7 +92,7 @@ class EncoderBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attn = MultiHeadAttention(width, heads, bias=qkv_bias, position=position)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = Mlp(width, int(width * mlp_ratio))
+        self.mlp = Mlp(width, int(width * mlp_ratio), activation)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.drop, self.drop_path = nn.Dropout(dropout), DropPath(drop_path)
@@ -111,6 +116,7 @@ class DecoderBlock(nn.Module):
     """Masked self-attention, cross-attention and feed-forward layer (Vaswani et al. 2017, section 3.1).
 
     The G sequences of an image attend to one memory: its keys and values are projected once and never repeated.
+    norm, activation: as in EncoderBlock.
     dropout: on the output of each of the three branches (section 5.4); masks are a fifth of a training step on a CPU,
     so weights and hidden units have none.
     """
@@ -125,6 +131,7 @@ class DecoderBlock(nn.Module):
         mlp_ratio: float = 4.0,
         dropout: float = 0.0,
         norm: str = "pre",
+        activation: str = "gelu",
         eps: float = 1e-5,
         position: Position | None = None,
     ) -> None:
@@ -135,7 +142,7 @@ class DecoderBlock(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.cross_attn = MultiHeadAttention(width, heads, memory_width=memory_width)
         self.norm3 = nn.LayerNorm(width, eps=eps)
-        self.mlp = Mlp(width, int(width * mlp_ratio))
+        self.mlp = Mlp(width, int(width * mlp_ratio), activation)
         self.drop = nn.Dropout(dropout)
 
     def forward(

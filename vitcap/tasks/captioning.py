@@ -1,4 +1,4 @@
-"""Training of captioning models by cross-entropy, and their scores on the validation split."""
+"""Training of models that write sentences by cross-entropy, and their scores on the validation split."""
 
 from __future__ import annotations
 
@@ -7,36 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitcap.metrics.captions import score
 from vitcap.models.captioner import CaptionModel
+from vitcap.tasks.losses import caption_loss, doubly_stochastic_penalty, reinforce_loss
 from vitcap.tasks.optim import make_optimizer, parameter_groups
-from vitcap.types import PAD, Batch, Generated, require_number
+from vitcap.types import Batch, Generated, require_number
 
 Id = int | str
-
-
-def caption_loss(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
-    """Mean cross-entropy over the words of all captions; PAD does not count.
-
-    logits: (B, G, T, V); targets: (B, G, T). Returns the loss in nats per token and the number of tokens.
-    """
-    known = targets != PAD
-    loss = F.cross_entropy(logits[known].float(), targets[known], label_smoothing=label_smoothing)
-    return loss, int(known.sum())
 
 
 class CaptionTask(L.LightningModule):
     """A CaptionModel in training.
 
     model: what is trained. search: decoding of the validation captions. decode: token ids -> text.
-    references: reference captions of every validation image. judge: further scores of id -> caption (facts about
-    drawn scenes), or None.
+    judge: scores, by name, of id -> caption.
     lr, encoder_lr: peak learning rates of the decoder and of the encoder's trainable part; encoder_lr None = lr.
     weight_decay, betas: of AdamW. warmup: share of all steps, 0..1. label_smoothing: 0..1 (Szegedy et al. 2016).
     freeze_encoder_epochs: the encoder's trainable part stays as it is for so many epochs.
+    doubly_stochastic: weight of the penalty for places never looked at (Xu et al. 2015 have 1), 0 for none.
+    reinforce, entropy: weights of the two terms of hard attention (section 4.1 there); soft attention has none.
     """
 
     def __init__(
@@ -45,8 +35,7 @@ class CaptionTask(L.LightningModule):
         *,
         search: Callable[..., Generated],
         decode: Callable[[Sequence[int]], str],
-        references: Mapping[Id, Sequence[str]],
-        judge: Callable[[Mapping[Id, str]], dict[str, float]] | None = None,
+        judge: Callable[[Mapping[Id, str]], dict[str, float]],
         lr: float = 5e-4,
         encoder_lr: float | None = None,
         weight_decay: float = 0.01,
@@ -54,40 +43,73 @@ class CaptionTask(L.LightningModule):
         warmup: float = 0.05,
         label_smoothing: float = 0.1,
         freeze_encoder_epochs: int = 0,
+        doubly_stochastic: float = 0.0,
+        reinforce: float = 1.0,
+        entropy: float = 0.01,
     ) -> None:
         super().__init__()
         for name, value in (("lr", lr), ("encoder_lr", lr if encoder_lr is None else encoder_lr)):
             require_number(f"task.{name}", value, 0)
-        require_number("task.weight_decay", weight_decay, 0)
+        weights = {"doubly_stochastic": doubly_stochastic, "reinforce": reinforce, "entropy": entropy}
+        for name, value in {"weight_decay": weight_decay, **weights}.items():
+            require_number(f"task.{name}", value, 0)
         for name, value in (("warmup", warmup), ("label_smoothing", label_smoothing)):
             require_number(f"task.{name}", value, 0, 1)
         require_number("task.freeze_encoder_epochs", freeze_encoder_epochs, 0, whole=True)
         if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
             raise ValueError(f"task.betas={list(betas)}: two numbers of at least 0 and below 1 are wanted")
         self.model = model
-        self.search, self.decode, self.references, self.judge = search, decode, references, judge
+        self.search, self.decode, self.judge = search, decode, judge
         self.lr, self.encoder_lr = lr, lr if encoder_lr is None else encoder_lr
         self.weight_decay, self.betas, self.warmup = weight_decay, (betas[0], betas[1]), warmup
         self.label_smoothing, self.freeze_encoder_epochs = label_smoothing, freeze_encoder_epochs
         self._trainable = [p for p in model.encoder.parameters() if p.requires_grad]
+        decoder: Any = model.decoder
+        if doubly_stochastic and (getattr(decoder, "hard", False) or getattr(decoder, "attention", decoder) is None):
+            raise ValueError(
+                f"task.doubly_stochastic={doubly_stochastic} needs soft attention: set model.decoder.attention, "
+                "model.decoder.hard=false, or task.doubly_stochastic=0"
+            )
+        self.doubly_stochastic, self.reinforce, self.entropy = doubly_stochastic, reinforce, entropy
+        self.baseline: float | None = None
         self.captions: dict[Id, str] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CaptionTask:
         """Copies (for averaged weights) share everything but the model."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = {"search", "decode", "references", "judge", "_trainer"}
+        shared = {"search", "decode", "judge", "_trainer"}
         for key, value in self.__dict__.items():
             twin.__dict__[key] = value if key in shared else copy.deepcopy(value, memo)
         return twin
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of all captions of all images of the batch."""
+        """Cross-entropy of all captions of all images of the batch, and what the kind of attention adds to it."""
         assert batch.captions is not None
-        logits = self.model(batch).logits
-        loss, tokens = caption_loss(logits, batch.captions[:, :, 1:], label_smoothing=self.label_smoothing)
+        targets = batch.captions[:, :, 1:]
+        output = self.model(batch, need_attention=self.doubly_stochastic > 0)
+        loss, tokens = caption_loss(output.logits, targets, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss, batch_size=tokens, prog_bar=True, on_step=True, on_epoch=True)
+        if self.doubly_stochastic:
+            penalty = doubly_stochastic_penalty(output.attention, targets)
+            self.log("train/doubly_stochastic", penalty, batch_size=tokens)
+            loss = loss + self.doubly_stochastic * penalty
+        if output.choice_log_prob is not None:
+            chosen, entropy, likelihood = reinforce_loss(output, targets, baseline=self.baseline or 0.0)
+            if self.baseline is None:  # the first batch only tells what a caption's likelihood is like
+                self.baseline, chosen = float(likelihood), 0.0 * chosen
+            self.baseline = 0.9 * self.baseline + 0.1 * float(likelihood)
+            self.log("train/places_entropy", -entropy, batch_size=tokens)
+            loss = loss + self.reinforce * chosen + self.entropy * entropy
         return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The baseline belongs to the state of training."""
+        checkpoint["baseline"] = self.baseline
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The baseline of the run that goes on."""
+        self.baseline = checkpoint.get("baseline")
 
     def on_train_start(self) -> None:
         """Dropout on, whatever the model did before; and a run that goes on inside an epoch has no start of one."""
@@ -114,14 +136,10 @@ class CaptionTask(L.LightningModule):
         self.captions.update({id_: self.decode(tokens) for id_, tokens in zip(batch.ids, best, strict=True)})
 
     def on_validation_epoch_end(self) -> None:
-        """Caption metrics of the whole split."""
+        """Scores of the whole split."""
         if self.trainer.sanity_checking or not self.captions:
             return
-        card = score(self.captions, {id_: self.references[id_] for id_ in self.captions})
-        figures: dict[str, float] = {name: value for name, value in card.corpus.items() if value is not None}
-        if self.judge is not None:
-            figures |= self.judge(self.captions)
-        for name, value in figures.items():
+        for name, value in self.judge(self.captions).items():
             self.log(f"val/{name}", value, batch_size=len(self.captions), prog_bar=name == "CIDEr-D")
 
     def configure_optimizers(self) -> Any:

@@ -3,36 +3,75 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+_BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+_AFTER_BLOCKS = ("norm.", "fc_norm.", "attn_pool.", "head.")
+
 
 def parameter_groups(
-    model: nn.Module, *, encoder: nn.Module, lr: float, encoder_lr: float, weight_decay: float
+    model: nn.Module,
+    *,
+    encoder: nn.Module,
+    lr: float,
+    encoder_lr: float,
+    weight_decay: float,
+    layer_decay: float = 1.0,
+    rest: str = "decoder",
 ) -> list[dict[str, object]]:
     """Four AdamW groups: {encoder, rest} x {decayed matrices, biases, gains and position tables without decay}.
 
-    lr, encoder_lr: peak learning rates; weight_decay: of the decayed groups.
+    lr, encoder_lr: peak learning rates; weight_decay: of the decayed groups. rest: name of what is not the encoder.
+    layer_decay: below 1, the encoder's groups are split by layer and every layer learns so many times as fast as the
+        one after it, see `layer_scales`.
     Frozen parameters are left out; those that are unfrozen later must require gradients when this is called.
     """
-    own = {id(p) for p in encoder.parameters()}
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    scales = layer_scales(encoder, layer_decay) if layer_decay != 1 else {}
+    own = {id(p): name for name, p in encoder.named_parameters()}
+    groups: dict[tuple[bool, int, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = parameter.ndim < 2 or name.endswith((".table", "pos_embed", "cls_token", "reg_token"))
-            groups.setdefault((id(parameter) in own, not plain), []).append(parameter)
+            layer, scale = scales.get(own.get(id(parameter), ""), (0, 1.0))
+            groups.setdefault((id(parameter) in own, layer, scale, not plain), []).append(parameter)
     return [
         {
             "params": parameters,
-            "lr": encoder_lr if in_encoder else lr,
+            "lr": encoder_lr * scale if in_encoder else lr,
             "weight_decay": weight_decay if decayed else 0.0,
-            "name": f"{'encoder' if in_encoder else 'decoder'}{'' if decayed else ' without decay'}",
+            "name": (f"encoder{f' layer {layer}' if scales else ''}" if in_encoder else rest)
+            + ("" if decayed else " without decay"),
         }
-        for (in_encoder, decayed), parameters in sorted(groups.items())
+        for (in_encoder, layer, scale, decayed), parameters in sorted(groups.items())
     ]
+
+
+def layer_scales(encoder: nn.Module, decay: float) -> dict[str, tuple[int, float]]:
+    """Parameter name -> (layer, factor on the learning rate) of a Transformer encoder.
+
+    Layer 0 are the embeddings, i + 1 is block i, depth + 1 the final norm; the factor is decay ** (depth + 1 - layer)
+    (Clark et al. 2020, section 3.2, counted as in Bao et al. 2022, BEiT). ValueError if there are no blocks.
+    """
+    names = [name for name, _ in encoder.named_parameters()]
+    blocks = {name: int(match[1]) for name in names if (match := _BLOCK.search(name))}
+    if not blocks:
+        raise ValueError(
+            f"task.layer_decay={decay} goes by the blocks of a Transformer, and {type(encoder).__name__} has none: "
+            "set it to 1"
+        )
+    last = max(blocks.values()) + 2
+
+    def layer(name: str) -> int:
+        if name in blocks:
+            return blocks[name] + 1
+        return last if name.removeprefix("model.").startswith(_AFTER_BLOCKS) else 0
+
+    return {name: (layer(name), decay ** (last - layer(name))) for name in names}
 
 
 def warmup_cosine(step: int, *, warmup: int, total: int, floor: float = 0.0) -> float:

@@ -1,0 +1,164 @@
+"""From a Hydra config to data, model and task. Sizes that the data decides are filled in here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from vitcap import checkpoint
+from vitcap.captioner import Captioner
+from vitcap.classifier import Classifier
+from vitcap.data.pictures import CaptionData
+from vitcap.data.sentences import SentenceData
+from vitcap.evaluation.judging import caption_judge, sentence_judge
+from vitcap.machine import release_freed_memory
+from vitcap.models.captioner import CaptionModel
+from vitcap.models.classifier import ImageClassifier
+from vitcap.progress import bar
+from vitcap.translator import Translator
+
+log = logging.getLogger(__name__)
+
+Data = CaptionData | SentenceData
+Door = Captioner | Translator | Classifier
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a config builds. kind: one of vitcap.checkpoint.PARTS."""
+
+    kind: str
+    data: Data
+    model: CaptionModel | ImageClassifier
+    description: dict[str, Any]
+
+    def door(self, search: Any = None) -> Door:
+        """The model as its users have it."""
+        d, data = self.description, self.data
+        if isinstance(self.model, ImageClassifier):
+            return Classifier(self.model, d["classes"], data.preprocess, description=d)  # type: ignore[arg-type]
+        if isinstance(data, SentenceData):
+            return Translator(self.model, data.source_tokenizer, data.tokenizer, search=search, description=d)
+        return Captioner(self.model, data.tokenizer, data.preprocess, search=search, description=d)  # type: ignore[arg-type]
+
+
+def build(cfg: DictConfig) -> Parts:
+    """Data and model of a config: a classifier without a decoder, otherwise a model that writes captions of pictures,
+    or translations of sentences, as the data are."""
+    classify = "decoder" not in cfg.model
+    kind = "classify" if classify else "translate" if _is_text(cfg) else "caption"
+    encoder_config = plain(cfg.model.encoder)
+    text_encoder = encoder_config["_target_"].startswith("vitcap.models.text.")
+    if text_encoder != (kind == "translate"):
+        wants = "sentences: choose data=digits, translation or pairs" if text_encoder else "pictures: choose other data"
+        raise ValueError(f"model.encoder={encoder_config['_target_'].rpartition('.')[2]} reads {wants}")
+    data: Data = instantiate(cfg.data, **({"tokenizer": None} if classify else {}))
+    torch.manual_seed(cfg.seed)
+    facts = {"data": data.source.name, "seed": cfg.seed, "precision": str(cfg.trainer.precision)}
+    if text_encoder:
+        encoder_config.pop("_partial_", None)
+        encoder_config["vocab_size"] = data.spec.source_vocab_size
+    elif encoder_config.get("trainable") == "none" and not (
+        encoder_config["weights"] or encoder_config.get("pretrained")
+    ):
+        raise ValueError(
+            "a frozen encoder with random weights learns nothing: set model.encoder.weights=FILE or "
+            "model.encoder.pretrained=true, or train it with model.encoder.trainable=all"
+        )
+    encoder = instantiate(encoder_config)
+    parts: dict[str, Any] = {"encoder": encoder_config}
+    scale: dict[str, Any] = {}
+    if isinstance(data, CaptionData):
+        parts["preprocess"] = preprocess = data.fit_to(encoder.preprocess)
+        scale = {"mean": preprocess.mean, "std": preprocess.std}
+    model: CaptionModel | ImageClassifier
+    if classify:
+        classes = getattr(data.source, "classes", None)
+        if classes is None:
+            raise ValueError(f"data={data.source.name} has no classes: choose data=shapes or data=imagenet")
+        names = getattr(data.source, "class_names", classes)
+        head = {**plain(cfg.model.head), "classes": len(classes)}
+        head.pop("_partial_", None)
+        model = instantiate(head, encoder=encoder, **scale)
+        # Names for people need not differ (ImageNet has two kinds of crane); the classes of the data do.
+        pairs = [list(pair) for pair in zip(classes, names, strict=True)]
+        parts |= {"head": {**head, "head_weights": None}, "classes": pairs}
+    else:
+        decoder_config = plain(cfg.model.decoder)
+        decoder_config.pop("_partial_", None)
+        decoder_config |= {"vocab_size": data.spec.vocab_size, "memory_width": encoder.width}
+        decoder = instantiate(decoder_config)
+        _check_lengths(cfg, decoder)
+        model = CaptionModel(encoder, decoder, **scale)
+        parts |= {"decoder": decoder_config, "tokenizer": data.tokenizer, "decode": plain(cfg.decode)}
+        if isinstance(data, SentenceData):
+            parts["source_tokenizer"] = data.source_tokenizer
+    return Parts(kind, data, model, checkpoint.describe(kind=kind, facts=facts, **parts))
+
+
+def _is_text(cfg: DictConfig) -> bool:
+    return str(cfg.data._target_).endswith(f".{SentenceData.__name__}")
+
+
+def _check_lengths(cfg: DictConfig, decoder: nn.Module) -> None:
+    """Now, and not at the first long caption or after the first epoch."""
+    limit: Any = getattr(decoder, "max_length", None)
+    asked = {"data": cfg.data.max_length - 1} | {k: cfg[k].max_length for k in ("decode", "validation_decode")}
+    for option, length in asked.items():
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"model.decoder.max_length={limit} is too short for {option}.max_length={cfg[option].max_length}"
+            )
+
+
+def build_task(cfg: DictConfig, parts: Parts) -> tuple[L.LightningModule, str, str]:
+    """The training task, the score that chooses the best checkpoint, and "max" or "min"."""
+    if parts.kind == "classify":
+        return instantiate(cfg.task)(parts.model), "val/top1", "max"
+    data = parts.data
+    texts = isinstance(data, SentenceData)
+    task = instantiate(cfg.task)(
+        parts.model,
+        search=instantiate(cfg.validation_decode),
+        decode=data.tokenizer.decode,  # type: ignore[union-attr]
+        judge=sentence_judge(data, "val") if isinstance(data, SentenceData) else caption_judge(data, "val"),
+    )
+    if texts:
+        return task, "val/BLEU-4", "max"
+    # With one image CIDEr-D is not defined: every document frequency is 1.
+    return (task, "val/CIDEr-D", "max") if len(data.records("val")) > 1 else (task, "val/loss", "min")
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """A config node as plain Python types, interpolations resolved."""
+    return {str(key): value for key, value in OmegaConf.to_container(cfg, resolve=True).items()}  # type: ignore[union-attr]
+
+
+def prepare_cache(parts: Parts, splits: tuple[str, ...]) -> None:
+    """Compute, or find on disk, the features of the encoder's frozen part."""
+    encoder: Any = parts.model.encoder
+    assert isinstance(parts.data, CaptionData)
+    if not encoder.cacheable:
+        raise ValueError(
+            "data.cache needs an encoder with a frozen part: set model.encoder.trainable=none or a number of blocks, "
+            "or train from the pictures with data.cache=null"
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parts.model.to(device).eval()
+
+    def extract(images: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return encoder.trunk(parts.model.normalise(images.to(device))).float().cpu()
+
+    parts.data.cache_features(
+        splits, fingerprint=encoder.fingerprint(), extract=extract, progress=bar("features of the frozen encoder")
+    )
+    parts.model.cpu()
+    release_freed_memory()

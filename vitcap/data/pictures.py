@@ -1,0 +1,194 @@
+"""The data module of pictures: records, tokenizer, feature cache, and the loaders of training and evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vitcap.data.features import FeatureCache, fill
+from vitcap.data.loader import CaptionDataset
+from vitcap.data.module import RecordData, require_options, train_tokenizer
+from vitcap.data.records import Source
+from vitcap.data.tokenizer import Tokenizer
+from vitcap.data.transforms import Preprocess
+from vitcap.types import DataSpec
+
+log = logging.getLogger(__name__)
+
+
+class CaptionData(RecordData):
+    """Captioned or labelled pictures for training and evaluation.
+
+    source: callable that makes the Source; root is handed to it unless it is None.
+    batch_size: images (each with its captions) of a training batch.
+    captions_per_image: G. tokenizer: "word" or "bpe", None for no captions; min_count, vocab_size: of its vocabulary.
+    max_length: longest caption in tokens, BOS and EOS included; what is longer is cut, and the share is logged.
+    resize, crop_pct: override how the encoder's weights want pictures fitted ("crop", "squash" or "letterbox").
+    augment: callable (size=, interpolation=) -> random training transform, None for the evaluation transform.
+    cache: folder for features of the encoder's frozen part; None computes them anew from the pictures each time.
+    cache_key: "bytes" or "mtime". cache_flip: also cache mirrored pictures and train on both at random.
+    eval_batch_size, num_workers, on_bad, train_limit, val_limit, seed: see RecordData.
+    """
+
+    def __init__(
+        self,
+        source: Callable[..., Source],
+        root: str | None = None,
+        *,
+        batch_size: int = 32,
+        eval_batch_size: int = 64,
+        num_workers: int = 0,
+        captions_per_image: int = 5,
+        tokenizer: str | None = "word",
+        min_count: int = 5,
+        vocab_size: int = 10000,
+        max_length: int = 40,
+        resize: str | None = None,
+        crop_pct: float | None = None,
+        augment: Callable[..., Any] | None = None,
+        cache: str | None = None,
+        cache_key: str = "bytes",
+        cache_flip: bool = False,
+        on_bad: str = "error",
+        train_limit: int | None = None,
+        val_limit: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        require_options(
+            captions_per_image=(captions_per_image, 1),
+            min_count=(min_count, 1),
+            vocab_size=(vocab_size, 5),  # the special tokens and a word
+            max_length=(max_length, 3),  # start, a word, end
+        )
+        if cache is not None and augment is not None:
+            raise ValueError("cached features cannot be augmented: set data.augment=null or data.cache=null")
+        super().__init__(
+            source() if root is None else source(root),
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            on_bad=on_bad,
+            train_limit=train_limit,
+            val_limit=val_limit,
+            seed=seed,
+        )
+        self.captions_per_image, self.max_length = captions_per_image, max_length
+        self._tokenizer_options: dict[str, Any] = {"kind": tokenizer, "min_count": min_count, "vocab_size": vocab_size}
+        self.resize, self.crop_pct, self.augment = resize, crop_pct, augment
+        self.cache, self.cache_key, self.cache_flip = cache, cache_key, cache_flip
+        self.preprocess: Preprocess | None = None
+        self._features: dict[str, Callable[[int, torch.Generator], Tensor]] = {}
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """Vocabulary of the training captions."""
+        if self._tokenizer_options["kind"] is None:
+            return None
+        captions = [caption for record in self.records("train") for caption in record.captions]
+        return train_tokenizer(captions, "captions", max_length=self.max_length, **self._tokenizer_options)
+
+    def references(self, split: str) -> dict[int | str, tuple[str, ...]]:
+        """Captions of every picture of a split."""
+        return {record.image_id: record.captions for record in self.records(split)}
+
+    @property
+    def spec(self) -> DataSpec:
+        """Sizes that the model takes from the data."""
+        classes = getattr(self.source, "classes", None)
+        return DataSpec(
+            vocab_size=None if self.tokenizer is None else self.tokenizer.vocab_size,
+            classes=None if classes is None else len(classes),
+        )
+
+    def fit_to(self, wanted: dict[str, Any]) -> Preprocess:
+        """Take over the preprocessing that the encoder's weights expect, with this data's own resize rule."""
+        changes = {"mode": self.resize, "crop_pct": self.crop_pct}
+        self.preprocess = Preprocess.from_dict({**wanted, **{k: v for k, v in changes.items() if v is not None}})
+        return self.preprocess
+
+    def cache_features(
+        self,
+        splits: Sequence[str],
+        *,
+        fingerprint: str,
+        extract: Callable[[Tensor], Tensor],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Fill the feature cache for these splits; their loaders then give features instead of images.
+
+        fingerprint: of the trunk's weights. extract: (B, 3, H, W) uint8 -> (B, N, C). Unreadable pictures are left
+        out with on_bad="skip" and an error otherwise.
+        """
+        assert self.cache is not None
+        assert self.preprocess is not None
+        preprocess = self.preprocess
+        for split in splits:
+            views: list[tuple[FeatureCache, list[str | None]]] = []
+            mirrored = (False, True) if self.cache_flip and split == "train" else (False,)
+            for mirror in mirrored:
+                identity = {"trunk": fingerprint, "preprocess": preprocess.to_dict(), "mirror": mirror}
+                cache = FeatureCache(self.cache, identity)
+                transform = (lambda image: preprocess(ImageOps.mirror(image))) if mirror else preprocess
+                keys, bad = fill(
+                    cache,
+                    self.records(split),
+                    extract=extract,
+                    transform=transform,
+                    key_by=self.cache_key,
+                    batch_size=self.eval_batch_size,
+                    progress=progress,
+                )
+                if bad and self.on_bad == "error":
+                    names = "; ".join(list(bad.values())[:3])
+                    raise ValueError(f"{len(bad)} pictures cannot be read: {names} (data.on_bad=skip leaves them out)")
+                for reason in bad.values():
+                    log.warning("left out: %s", reason)
+                self.bad[split].update(bad)
+                views.append((cache, keys))
+            usable = [i for i in range(len(self.records(split))) if all(keys[i] is not None for _, keys in views)]
+            self._records[split] = [self.records(split)[i] for i in usable]
+            self._features[split] = _Views([(cache, [str(keys[i]) for i in usable]) for cache, keys in views])
+
+    def dataset(self, split: str, train: bool) -> CaptionDataset:
+        """Samples of a split; its training pictures are augmented."""
+        assert self.preprocess is not None, "fit_to comes first"
+        transform: Callable[[Image.Image, torch.Generator], Tensor] = _Fixed(self.preprocess)
+        if train and self.augment is not None:
+            transform = self.augment(size=self.preprocess.size, interpolation=self.preprocess.interpolation)
+        return CaptionDataset(
+            self.records(split),
+            self.tokenizer,
+            transform=transform,
+            features=self._features.get(split),
+            captions_per_image=self.captions_per_image,
+            max_length=self.max_length,
+            seed=self.seed,
+        )
+
+
+class _Fixed:
+    """The evaluation transform under the signature of the random ones."""
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        self.preprocess = preprocess
+
+    def __call__(self, image: Image.Image, generator: torch.Generator) -> Tensor:
+        return self.preprocess(image)
+
+
+class _Views:
+    """Cached features of each record, from one of several views (plain, mirrored) at random."""
+
+    def __init__(self, views: list[tuple[FeatureCache, list[str]]]) -> None:
+        self.views = views
+
+    def __call__(self, index: int, generator: torch.Generator) -> Tensor:
+        view = int(torch.randint(len(self.views), (), generator=generator)) if len(self.views) > 1 else 0
+        cache, keys = self.views[view]
+        return cache[keys[index]]

@@ -1,0 +1,99 @@
+"""A captioner against a split: captions, scores and per-image scores on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitcap.captioner import Captioner
+from vitcap.data.pictures import CaptionData
+from vitcap.data.sentences import SentenceData
+from vitcap.evaluation.judging import truth_judge
+from vitcap.evaluation.report import describe_search, headline, write_json
+from vitcap.metrics.captions import score, write_results
+from vitcap.writer import Caption, Search, Writer
+
+Id = int | str
+TRUTHS = {
+    "true_seen": "captions true in every claim, combinations seen in training",
+    "true_held_out": "captions true in every claim, combinations held out",
+    "coverage": "objects of a scene that the caption names",
+}
+
+
+def write_split(
+    captioner: Writer,
+    data: CaptionData | SentenceData,
+    split: str,
+    *,
+    search: Search,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[Id, Caption]:
+    """What a captioner or translator writes for every readable record of a split, in its order; the others are added
+    to `data.bad`.
+
+    search: as of vitcap.decoding. seed: of a sampling search. progress: called with (done, total) records.
+    """
+    loader = data.loader(split)
+    generator = torch.Generator(captioner.device).manual_seed(seed)
+    captions: dict[Id, Caption] = {}
+    for batch in loader:
+        found = captioner.write(batch, search=search, generator=generator)
+        captions.update(zip(batch.ids, found, strict=True))
+        if progress is not None:
+            progress(len(captions), len(data.records(split)))
+    data.bad[split].update(loader.bad)
+    return captions
+
+
+def evaluate_captions(
+    captioner: Captioner,
+    data: CaptionData,
+    split: str,
+    *,
+    search: Search,
+    out: Path,
+    seed: int = 0,
+    facts: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Score a captioner on a split and write `captions.json` (COCO results format), `scores.json`, `per_image.json`.
+
+    search, seed, progress: see `write_split`. facts: further facts for scores.json. Returns the score card as text and
+    the content of scores.json, which states how every figure was obtained. Raises ValueError if no image can be read.
+    """
+    captions = write_split(captioner, data, split, search=search, seed=seed, progress=progress)
+    texts = {id_: caption.text for id_, caption in captions.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    write_results(out / "captions.json", texts)  # before scoring: captions are never lost to a failing metric
+    references = {r.image_id: list(r.captions) for r in data.records(split) if r.image_id in texts}
+    card = score(texts, references)
+    judge = truth_judge(data.source)
+    truth = judge(texts) if judge is not None else {}
+    report: dict[str, Any] = {
+        "scores": card.corpus,
+        "truth": truth,
+        "facts": {
+            "data": data.source.name,
+            "split": split,
+            "images": len(texts),
+            "unreadable_images": len(data.bad[split]),
+            "decoding": describe_search(search),
+            "seed": seed,
+            **card.facts,
+            **(facts or {}),
+        },
+    }
+    per_image = {
+        str(id_): {"caption": texts[id_], "score": captions[id_].score, **values}
+        for id_, values in card.per_image.items()
+    }
+    write_json(out / "scores.json", report)
+    write_json(out / "per_image.json", {"facts": report["facts"], "images": per_image})
+    lines = [headline(report["facts"], f"{len(texts)} images"), card.table()]
+    lines += [f"{100 * value:6.1f} %  {TRUTHS.get(name, name)}" for name, value in truth.items()]
+    return "\n".join(lines), report

@@ -1,0 +1,72 @@
+"""A classifier against a split: predictions, scores and the confusion matrix on disk."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitcap.classifier import Classifier
+from vitcap.data.pictures import CaptionData
+from vitcap.evaluation.report import headline, write_json
+from vitcap.metrics.classification import Predictions, score
+from vitcap.viz.confusion import confusion_picture
+
+
+def predict_split(
+    classifier: Classifier, data: CaptionData, split: str, *, progress: Callable[[int, int], None] | None = None
+) -> Predictions:
+    """Predictions for every readable picture of a split, in its order; the others are added to `data.bad`.
+
+    Raises ValueError where the data's classes are not the model's.
+    """
+    loader = data.loader(split)
+    subset = getattr(data.source, "subset", None)
+    parts, done = [], 0
+    for batch in loader:
+        if batch.labels is None:
+            raise ValueError(f"data={data.source.name}, split {split}: the pictures have no labels")
+        parts.append(Predictions.of(classifier.logits(batch), batch.labels, batch.ids, subset=subset))
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(data.records(split)))
+    data.bad[split].update(loader.bad)
+    return Predictions.join(parts)
+
+
+def evaluate_classes(
+    classifier: Classifier,
+    data: CaptionData,
+    split: str,
+    *,
+    out: Path,
+    facts: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Score a classifier on a split and write `scores.json`, `per_class.json`, `predictions.csv`, `confusion.png`.
+
+    facts: further facts for scores.json. Returns the score card as text and the content of scores.json, which states
+    how every figure was obtained.
+    """
+    found = predict_split(classifier, data, split, progress=progress)
+    names = classifier.class_names
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / "predictions.csv", "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("id", "class", "predicted", "probability"))
+        for id_, label, guess, sure in zip(found.ids, found.labels, found.predicted, found.confidence, strict=True):
+            rows.writerow((id_, names[label], names[guess], f"{sure:.6f}"))
+    about = {
+        "data": data.source.name,
+        "split": split,
+        "unreadable_images": len(data.bad[split]),
+        "preprocessing": classifier.preprocess.to_dict(),
+        **(facts or {}),
+    }
+    card = score(found, classes=names, real=getattr(data.source, "real", None), about=about)
+    report = {"scores": card.corpus, "facts": card.facts}
+    write_json(out / "scores.json", report)
+    write_json(out / "per_class.json", {"facts": about, "accuracy": card.per_class})
+    confusion_picture(card.confusion, names).save(out / "confusion.png")
+    return f"{headline(about, f'{len(found)} images')}\n{card.table()}", report

@@ -1,0 +1,150 @@
+"""Training of image classifiers by cross-entropy, and their scores on the validation split."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.transforms import v2
+
+from vitcap.metrics.classification import Predictions, check_labels, score
+from vitcap.models.classifier import ImageClassifier
+from vitcap.tasks.optim import make_optimizer, parameter_groups
+from vitcap.types import Batch, require_number
+
+
+class ClassifyTask(L.LightningModule):
+    """An ImageClassifier in training.
+
+    model: what is trained. lr, encoder_lr: peak learning rates of the head and of the encoder's trainable part;
+    encoder_lr None = lr. layer_decay: in (0, 1], see tasks.optim.layer_scales; 1 for none.
+    weight_decay, betas: of AdamW. warmup: share of all steps, 0..1. label_smoothing: 0..1 (Szegedy et al. 2016).
+    mixup, cutmix: the alpha of Beta(alpha, alpha) that draws the share of each picture (Zhang et al. 2018; Yun et al.
+        2019), 0 for none; of both each batch has one, with equal chances. mix_probability: share of batches mixed.
+
+    Logs train/loss and val/loss, val/top1, val/top5 (val/top3 of three classes, and so on), val/nll, val/ece.
+    Raises ValueError for options out of range, for labels that are no class and at a loss that is not finite.
+    """
+
+    def __init__(
+        self,
+        model: ImageClassifier,
+        *,
+        lr: float = 1e-3,
+        encoder_lr: float | None = None,
+        layer_decay: float = 1.0,
+        weight_decay: float = 0.05,
+        betas: tuple[float, float] = (0.9, 0.999),
+        warmup: float = 0.05,
+        label_smoothing: float = 0.1,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        mix_probability: float = 1.0,
+    ) -> None:
+        super().__init__()
+        encoder_lr = lr if encoder_lr is None else encoder_lr
+        positive = {"lr": lr, "encoder_lr": encoder_lr, "weight_decay": weight_decay, "mixup": mixup, "cutmix": cutmix}
+        shares = {"warmup": warmup, "label_smoothing": label_smoothing, "mix_probability": mix_probability}
+        for name, value in positive.items():
+            require_number(f"task.{name}", value, 0)
+        for name, value in (shares | {"layer_decay": layer_decay}).items():
+            require_number(f"task.{name}", value, 0, 1)
+        if layer_decay == 0:
+            raise ValueError("task.layer_decay=0 would stop every layer but the last: 1 is for none")
+        if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+            raise ValueError(f"task.betas={list(betas)}: two numbers of at least 0 and below 1 are wanted")
+        self.model = model
+        self.lr, self.encoder_lr, self.layer_decay = lr, encoder_lr, layer_decay
+        self.weight_decay, self.betas, self.warmup = weight_decay, (betas[0], betas[1]), warmup
+        self.label_smoothing, self.mix_probability = label_smoothing, mix_probability
+        kinds = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
+        self.mixes = [kind(alpha=alpha, num_classes=model.classes) for kind, alpha in kinds if alpha]
+        self._seen: list[Predictions] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ClassifyTask:
+        """Copies (for averaged weights) share the trainer."""
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for key, value in self.__dict__.items():
+            twin.__dict__[key] = value if key == "_trainer" else copy.deepcopy(value, memo)
+        return twin
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Labels are checked on the CPU: on a GPU a wrong one is an assertion that names nothing."""
+        check_labels(batch.labels, batch.ids, self.model.classes)
+        return batch
+
+    def on_train_start(self) -> None:
+        """Dropout on, whatever the model did before."""
+        self.model.train()
+
+    def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images (B, 3, H, W), labels (B,) -> mixed images and the shares (B, C) of the classes in them; as
+        they were where nothing is to be mixed."""
+        if not self.mixes or torch.rand(()).item() >= self.mix_probability:
+            return images, labels
+        return self.mixes[int(torch.randint(len(self.mixes), ()))](images, labels)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy of a batch, mixed if so asked."""
+        images, labels = batch.images, batch.labels
+        assert labels is not None
+        if self.mixes and images is None:
+            raise ValueError("cached features cannot be mixed: set task.mixup=0 and task.cutmix=0, or data.cache=null")
+        if images is not None:  # bytes cannot be averaged, so pictures are normalised first
+            images, labels = self.mix(self.model.normalise(images), labels)
+        logits = self.model(Batch(batch.ids, images=images, features=batch.features)).float()
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        if not torch.isfinite(loss):
+            raise ValueError(f"the loss is {loss.item()} at step {self.global_step}: {self._cause(images, logits)}")
+        self.log("train/loss", loss, batch_size=len(batch), prog_bar=True, on_step=True, on_epoch=True)
+        return loss
+
+    def _cause(self, images: Tensor | None, logits: Tensor) -> str:
+        if images is not None and not torch.isfinite(images).all():
+            return "pictures with values that are not finite; check data.source and the mean and std"
+        if wrong := [name for name, p in self.model.named_parameters() if not torch.isfinite(p).all()]:
+            return f"weights are not finite ({wrong[0]}): lower task.lr, lengthen task.warmup or clip the gradient"
+        if self._trainer is not None and str(self.trainer.precision).startswith("16"):
+            return "half precision overflows beyond 65504: set trainer.precision=bf16-mixed or 32-true"
+        return f"logits reach {logits.abs().nan_to_num(0, 0).max().item():.3g}: lower task.lr or lengthen task.warmup"
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the predictions of the last time."""
+        self._seen = []
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Keeps what the scores need of a batch."""
+        assert batch.labels is not None
+        self._seen.append(Predictions.of(self.model(batch), batch.labels, batch.ids))
+
+    def on_validation_epoch_end(self) -> None:
+        """Scores of the whole split; val/loss is its NLL, without smoothing."""
+        if not self._seen:
+            return
+        predictions = Predictions.join(self._seen)
+        card = score(predictions, diagnose=False)
+        figures = {name.lower().replace("-", ""): value for name, value in card.corpus.items() if value is not None}
+        for name, value in (figures | {"loss": figures["nll"]}).items():
+            self.log(f"val/{name}", value, batch_size=len(predictions), prog_bar=name == "top1")
+
+    def configure_optimizers(self) -> Any:
+        """AdamW in groups, linear warm-up and cosine decay per step."""
+        total = int(self.trainer.estimated_stepping_batches)
+        groups = parameter_groups(
+            self.model,
+            encoder=self.model.encoder,
+            lr=self.lr,
+            encoder_lr=self.encoder_lr,
+            weight_decay=self.weight_decay,
+            layer_decay=self.layer_decay,
+            rest="head",
+        )
+        optimizer, schedule = make_optimizer(
+            groups, betas=self.betas, warmup=max(round(self.warmup * total), 1), total=total
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

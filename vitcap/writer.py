@@ -1,0 +1,138 @@
+"""What a model that writes sentences gives: words with probabilities and attention; and what such models share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitcap import checkpoint
+from vitcap.data.tokenizer import Tokenizer
+from vitcap.decoding import Beam, Greedy
+from vitcap.models.captioner import CaptionModel
+from vitcap.types import EOS, PAD, Batch, Generated
+
+Search = Callable[..., Generated]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a caption: its text, the half-open span of tokens that spell it, and their summed log-probability."""
+
+    text: str
+    start: int
+    stop: int
+    log_prob: float
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One caption of one picture, or one translation; `str(caption)` is its text.
+
+    tokens, log_probs: ids without BOS, the final EOS included, and the log-probability of each under the model.
+    score: what the search ranked by. finished: False where the maximum length cut it.
+    alternatives: the other captions of an n-best list, best first.
+    attention: (T, L, H, N) cross-attention of each token by layer and head, when asked for.
+    """
+
+    text: str
+    words: tuple[Word, ...]
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    score: float
+    finished: bool
+    alternatives: tuple[Caption, ...] = ()
+    attention: np.ndarray | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Writer:
+    """A trained model that writes sentences, with its tokenizer and its decoding: see Captioner and Translator.
+
+    search: decoding where a call names none; a model file brings its own. description: the model file's description.
+    """
+
+    def __init__(
+        self,
+        model: CaptionModel,
+        tokenizer: Tokenizer,
+        *,
+        search: Search | None = None,
+        description: dict[str, Any] | None = None,
+    ) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.search = search if search is not None else Beam(beams=3)
+        self.description = description or {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.mean.device
+
+    def choose_search(self, search: Search | None, n_best: int) -> Search:
+        """The search of a call that asks for n_best sentences; ValueError if it cannot give them."""
+        if search is None:
+            search = self.search
+            if n_best > 1 and isinstance(search, Greedy):  # a model that decodes greedily by itself
+                search = Beam(beams=n_best, **asdict(search))
+        if n_best > 1:
+            if not isinstance(search, Beam):
+                raise ValueError(f"{type(search).__name__} gives one caption; n_best={n_best} needs a beam search")
+            search = replace(search, n_best=n_best, beams=max(n_best, search.beams))
+        return search
+
+    def write(
+        self, batch: Batch, *, search: Search, generator: torch.Generator | None = None, need_attention: bool = False
+    ) -> list[Caption]:
+        """One Caption for each record of a batch, the lesser ones of an n-best list under `alternatives`."""
+        with torch.inference_mode():
+            memory = self.model.encode(batch.to(self.device))
+            found = search(self.model.decoder, memory, generator=generator, need_attention=need_attention)
+        return self.read_captions(found)
+
+    def read_captions(self, found: Generated) -> list[Caption]:
+        """Result of a search -> one Caption per image, the lesser ones under `alternatives`."""
+        tokens, log_probs = found.tokens.tolist(), found.log_probs.tolist()
+        scores, finished = found.scores.tolist(), found.finished.tolist()
+        captions = []
+        for image in range(len(tokens)):
+            ranked = []
+            for rank in range(len(tokens[image])):
+                ids = [i for i in tokens[image][rank] if i != PAD]
+                probs = log_probs[image][rank][: len(ids)]
+                words = tuple(
+                    Word(text, a, b, sum(probs[a:b])) for text, a, b in self.tokenizer.words(i for i in ids if i != EOS)
+                )
+                attention = None
+                if found.attention is not None:
+                    attention = found.attention[image, rank, : len(ids)].float().cpu().numpy()
+                ranked.append(
+                    Caption(
+                        text=" ".join(word.text for word in words),
+                        words=words,
+                        tokens=tuple(ids),
+                        log_probs=tuple(probs),
+                        score=scores[image][rank],
+                        finished=finished[image][rank],
+                        attention=attention,
+                    )
+                )
+            captions.append(replace(ranked[0], alternatives=tuple(ranked[1:])))
+        return captions
+
+    def save(self, path: str | Path) -> Path:
+        """Write the whole model to one safetensors file, which `vitcap.load` reads; returns its path."""
+        return checkpoint.write(path, self.model, self.description)
+
+
+def require_counts(**options: int) -> None:
+    """ValueError that names the first option below 1."""
+    for option, value in options.items():
+        if value < 1:
+            raise ValueError(f"{option}={value}: must be at least 1")

@@ -1,4 +1,9 @@
-"""Evaluate: python scripts/evaluate.py checkpoint=RUN [data=...] [split=val] [decode=...]; --help lists everything."""
+"""Evaluate: python scripts/evaluate.py checkpoint=RUN, or results=FILE annotations=FILE, or model=NAME weights=FILE.
+
+--help lists all options; conf/evaluate.yaml explains them.
+"""
+
+import sys
 
 import hydra
 from omegaconf import DictConfig
@@ -7,10 +12,13 @@ from omegaconf import DictConfig
 @hydra.main(version_base="1.3", config_path="../conf", config_name="evaluate")
 def main(cfg: DictConfig) -> None:
     """Imported late, so that --help answers at once."""
-    from vitcap.run import command, evaluate
+    from vitcap.command import command, evaluate
 
     command(evaluate, cfg)
 
 
 if __name__ == "__main__":
+    from vitcap.command import shorthand
+
+    sys.argv[1:] = shorthand(sys.argv[1:])
     main()

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -125,6 +126,28 @@ def test_difference_does_not_overlook_what_is_no_number():
         list(frame.compare({}, candidates, QUICK, tolerance=0.1))
 
 
+def spin(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
+def test_what_other_processes_do_meanwhile_is_told_apart_from_our_own_work():
+    """The same work in this process and in another one, over the same counters (of 10 ms)."""
+    before = frame._others()
+    spin(0.3)
+    own = frame._others()[0] - before[0]
+    code = "import time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        before = frame._others()
+        other.stdout.readline()  # it has worked, and is not yet waited for: not counted among our children
+        foreign = frame._others()[0] - before[0]
+        other.stdin.close()
+    assert foreign > 0.4
+    assert own >= -0.1  # more than nothing only if the machine is busy
+
+
 def run(name: str, out: Path, **sizes) -> dict:
     result = benchmark.run_group(name, QUICK, out, command=f"python scripts/benchmark.py {name} --quick", **sizes)
     assert json.loads((out / f"{name}.json").read_text()) == result
@@ -149,6 +172,7 @@ def test_attention_writes_its_table_and_file(tmp_path, capsys):
         assert (row["rounds"], row["best_peer"]) == (3, "specification")
         assert row["ratio_to_best_peer"] > 0
         assert isinstance(row["peak_bytes"], int)
+        assert row["other_cores"] is None or row["other_cores"] >= 0
     assert all(0 <= row["difference"] <= 1e-5 for row in result["rows"] if row["candidate"] == "fused")
     (linear,) = result["statements"]
     assert "peak at N = 128" in linear["text"]

@@ -17,8 +17,8 @@ TOP = 4
 
 # Library -> the only places that may import it.
 HOMES = {
-    "hydra": {"run", "build"},
-    "omegaconf": {"run", "build"},
+    "hydra": {"run", "build", "command", "scoring"},
+    "omegaconf": {"run", "build", "command", "scoring"},
     "lightning": {"run", "build", "data/module", "tasks"},
     "timm": {"models/backbones"},
     "pycocotools": {"data/coco"},

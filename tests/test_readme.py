@@ -36,6 +36,9 @@ TINY = (
     *("data.batch_size=1", "trainer.max_steps=2", "trainer.accelerator=cpu", "overlays=1", "save_every=1"),
 )
 
+MODELS = ("runs/mine", "runs/translation", "runs/shapes_classify")
+"""What the commands of the command line load."""
+
 
 def blocks(language: str, text: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -69,7 +72,14 @@ def recipe(target: str) -> list[str]:
 # --- commands ---
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if re.match(r"python scripts/(train|evaluate)\.py", c)])
+DOCS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+IN_TABLES = "\n".join(f"```bash\n{code}\n```" for code in re.findall(r"`(python scripts/[^`\n]+)`", DOCS))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c for c in commands(f"{README}\n{DOCS}\n{IN_TABLES}") if re.match(r"python scripts/(train|evaluate)\.py", c)],
+)
 def test_script_commands_compose_and_leave_nothing_open(command):
     _, script, *overrides = shlex.split(command)
     assert (ROOT / script).is_file()
@@ -83,7 +93,7 @@ def test_vitcap_commands_parse(command, monkeypatch):
     for module in cli.COMMANDS.values():
         monkeypatch.setattr(module, "run", lambda arguments: parsed.append(arguments) or 0)
     assert cli.main(shlex.split(command)[1:]) == 0
-    assert parsed[0].model == "runs/mine"
+    assert parsed[0].model in MODELS
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("python scripts/prepare.py")])
@@ -168,6 +178,7 @@ def test_the_demo_draws_as_many_scenes_as_the_readme_states():
 def test_settings_in_the_prose_name_real_keys_and_choices():
     """Inline code such as `model/encoder=timm` or `data.cache_flip=true`: the group's file or the key exists."""
     bases = [(), ("data=table", "model/encoder=timm", "model/decoder=rnn", "decode=sample"), ("data=flickr",)]
+    bases += [("model=seq2seq",), ("model=vit_classify",)]
     keys: set[str] = set()
     for base in bases:
         stack = [("", OmegaConf.to_container(config(*base)))]
@@ -207,7 +218,15 @@ def test_files_that_the_readme_names_exist():
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert len(named) > 8
     assert len(links) > 3
-    assert [name for name in named + links if not (ROOT / name).exists()] == []
+    assert [name for name in named + links if not (ROOT / name.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_links_of_the_docs_lead_somewhere(name):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
@@ -278,9 +297,21 @@ def test_example_data_is_read_by_the_command_beside_it(form, tmp_path, monkeypat
     assert data.tokenizer.vocab_size > 4
 
 
+def test_the_parallel_text_is_read_by_the_command_below_it(tmp_path, monkeypatch):
+    (name, content) = re.search(r"`(my_text/[^`]+)`:\n+```text\n(.*?)```", README, re.DOTALL).groups()
+    (command,) = [c for c in commands() if "data.root=my_text" in c]
+    (tmp_path / "my_text").mkdir()
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    data = instantiate(config(*shlex.split(command)[2:]).data)
+    pairs = {r.source: r.targets[0] for split in ("train", "val") for r in data.records(split)}
+    assert pairs == dict(line.split("\t") for line in content.splitlines()[1:])
+    assert len(data.records("val")) == 1
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder in which the table example was trained for two steps, as runs/mine, with a tiny model."""
+    """A folder in which MODELS were trained for two steps, tiny: the first on the table example."""
     folder = tmp_path_factory.mktemp("readme")
     overrides, files = variants()["csv"]
     write_example(folder / "my_photos", files)
@@ -289,8 +320,13 @@ def trained(tmp_path_factory):
         Image.new("RGB", (64, 48), (90, 140, 200)).save(folder / name)
     # The encoder of the command is replaced by a tiny one.
     kept = [item for item in overrides if not item.startswith(("model", "trainer.", "experiment="))]
+    small = ("data.source.train_size=20", "data.source.val_size=10", "trainer.max_steps=2")
+    texts = ("experiment=translation", *small, "model.encoder.width=8", "model.decoder.width=8")
+    classes = ("model=vit_classify", *small, "model.encoder.width=16", "model.encoder.heads=2", f"out={MODELS[2]}")
     with contextlib.chdir(folder):
         report = run.train(config(*kept, *TINY))
+        run.train(config(*texts))
+        run.train(config(*classes))
     assert report["facts"]["steps"] == 2
     return folder
 

@@ -17,6 +17,7 @@ from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
 from vitcap.data.pictures import CaptionData
 from vitcap.data.sentences import SentenceData
+from vitcap.data.tokenizer import Tokenizer
 from vitcap.evaluation.judging import caption_judge, sentence_judge
 from vitcap.machine import release_freed_memory
 from vitcap.models.captioner import CaptionModel
@@ -60,6 +61,9 @@ def build(cfg: DictConfig) -> Parts:
         wants = "sentences: choose data=digits, translation or pairs" if text_encoder else "pictures: choose other data"
         raise ValueError(f"model.encoder={encoder_config['_target_'].rpartition('.')[2]} reads {wants}")
     data: Data = instantiate(cfg.data, **({"tokenizer": None} if classify else {}))
+    start = None if cfg.init is None else _start(str(cfg.init), kind, data)
+    if kind == "caption" and not any(record.captions for record in data.records("train")):
+        raise ValueError(f"data={data.source.name} has no captions: choose model=vit_classify, or other data")
     torch.manual_seed(cfg.seed)
     facts = {"data": data.source.name, "seed": cfg.seed, "precision": str(cfg.trainer.precision)}
     if text_encoder:
@@ -100,7 +104,33 @@ def build(cfg: DictConfig) -> Parts:
         parts |= {"decoder": decoder_config, "tokenizer": data.tokenizer, "decode": plain(cfg.decode)}
         if isinstance(data, SentenceData):
             parts["source_tokenizer"] = data.source_tokenizer
+    if start is not None:
+        _load(model, start)
+        facts["init"] = str(cfg.init)
     return Parts(kind, data, model, checkpoint.describe(kind=kind, facts=facts, **parts))
+
+
+def _start(path: str, kind: str, data: Any) -> checkpoint.Saved:
+    """The model that training starts from; its vocabularies become the data's."""
+    saved = checkpoint.read(path)
+    if saved.kind != kind:
+        raise ValueError(f"init={path}: a model made to {saved.kind}, but this one is to {kind}")
+    for name in ("tokenizer", "source_tokenizer"):
+        if name in saved.description:
+            setattr(data, name, Tokenizer.from_json(saved.description[name]))
+    return saved
+
+
+def _load(model: nn.Module, saved: checkpoint.Saved) -> None:
+    """Weights of another model of the same build. Raises ValueError that names the first that does not fit."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, tensor in saved.weights.items():
+        if shapes.get(name) != tuple(tensor.shape):
+            raise ValueError(
+                f"init={saved.path}: {name} is {tuple(tensor.shape)} there and {shapes.get(name, 'absent')} in this "
+                "model: give the same model options"
+            )
+    model.load_state_dict(saved.weights, strict=False)
 
 
 def _is_text(cfg: DictConfig) -> bool:
@@ -114,24 +144,38 @@ def _check_lengths(cfg: DictConfig, decoder: nn.Module) -> None:
     for option, length in asked.items():
         if limit is not None and length > limit:
             raise ValueError(
-                f"model.decoder.max_length={limit} is too short for {option}.max_length={cfg[option].max_length}"
+                f"model.decoder.max_length={limit} is too short for {option}.max_length={cfg[option].max_length}: "
+                "raise the first or lower the second"
             )
+    encoder = cfg.model.encoder
+    if _is_text(cfg) and encoder.get("position") == "learned" and encoder.max_length < cfg.data.max_length:
+        raise ValueError(
+            f"model.encoder.max_length={encoder.max_length} is too short for data.max_length={cfg.data.max_length}: "
+            "raise the first or lower the second"
+        )
 
 
 def build_task(cfg: DictConfig, parts: Parts) -> tuple[L.LightningModule, str, str]:
     """The training task, the score that chooses the best checkpoint, and "max" or "min"."""
-    if parts.kind == "classify":
-        return instantiate(cfg.task)(parts.model), "val/top1", "max"
-    data = parts.data
-    texts = isinstance(data, SentenceData)
-    task = instantiate(cfg.task)(
-        parts.model,
-        search=instantiate(cfg.validation_decode),
-        decode=data.tokenizer.decode,  # type: ignore[union-attr]
-        judge=sentence_judge(data, "val") if isinstance(data, SentenceData) else caption_judge(data, "val"),
-    )
-    if texts:
-        return task, "val/BLEU-4", "max"
+    data, classify = parts.data, parts.kind == "classify"
+    live: dict[str, Any] = {}
+    if not classify:
+        judge = sentence_judge(data, "val") if isinstance(data, SentenceData) else caption_judge(data, "val")
+        live = {"search": instantiate(cfg.validation_decode), "decode": data.tokenizer.decode, "judge": judge}  # type: ignore[union-attr]
+        if str(cfg.task._target_).endswith(".SelfCriticalTask"):
+            live["references"] = data.references("train")
+    try:
+        task = instantiate(cfg.task)(parts.model, **live)
+    except TypeError as error:
+        fits = "classification" if classify else "captioning"
+        raise ValueError(f"task: {error}; a model made to {parts.kind} wants task={fits}") from error
+    if classify:
+        return task, "val/top1", "max"
+    if isinstance(data, SentenceData):
+        targets = [data.tokenizer.clean(text) for texts in data.references("val").values() for text in texts]
+        # Without four words in a row BLEU-4 is made of its tiny constants alone.
+        four = any(len(target.split()) > 3 for target in targets)
+        return (task, "val/BLEU-4", "max") if four else (task, "val/loss", "min")
     # With one image CIDEr-D is not defined: every document frequency is 1.
     return (task, "val/CIDEr-D", "max") if len(data.records("val")) > 1 else (task, "val/loss", "min")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,16 +92,19 @@ def draw_alignments(
     """Write the alignment matrices of the first `count` sentences of a split, as the model translates them, into a
     folder; returns their files, none for a model without attention."""
     paths = []
-    for record in data.records(split)[:count]:
+    names = unique_names([re.sub(r"[^\w.-]", "-", f"{record.id}.png") for record in data.records(split)[:count]])
+    for record, name in zip(data.records(split)[:count], names, strict=True):
         if record.id not in data.bad[split]:
             found = translator.translate(record.source, need_attention=True)
             if found.attention is None:
                 return []
             if found.text:
-                same = data.tokenizer.clean(record.targets[0]) == found.text
+                links = None  # known to the first target
+                if record.alignment is not None and data.tokenizer.clean(record.targets[0]) == found.text:
+                    links = translator.relink(record.alignment, record.source, record.targets[0])
                 folder.mkdir(parents=True, exist_ok=True)
-                paths.append(folder / f"{record.id}.png")
-                page = alignment_page(translator, record.source, found, links=record.alignment if same else None)
+                paths.append(folder / f"{name}.png")
+                page = alignment_page(translator, record.source, found, links=links)
                 save_sheet(paths[-1], *page)
     return paths
 

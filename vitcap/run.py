@@ -1,4 +1,4 @@
-"""Training and evaluation of what a Hydra config describes.
+"""Training of what a Hydra config describes.
 
 `train(cfg)` and `evaluate(cfg)` can be called from tests and notebooks; the scripts only add the command line.
 """
@@ -6,58 +6,33 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 import lightning as L
-import torch
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-import vitcap
 from vitcap import checkpoint
-from vitcap.build import Data, Door, build, build_task, plain, prepare_cache
+from vitcap.build import build, build_task, plain, prepare_cache
 from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
+from vitcap.command import command, evaluate, settle
 from vitcap.data.pictures import CaptionData
 from vitcap.data.sentences import SentenceData
 from vitcap.drawing import draw_alignments, draw_overlays
-from vitcap.evaluation.captions import evaluate_captions
-from vitcap.evaluation.classes import evaluate_classes
-from vitcap.evaluation.sentences import evaluate_sentences
-from vitcap.machine import keep_freed_memory, release_freed_memory
-from vitcap.progress import bar
+from vitcap.machine import release_freed_memory
 from vitcap.run_folder import check_resume, clear, open_run
-from vitcap.tasks.callbacks import Interrupted, LastCheckpoint, Progress, SelfContained, WeightAverage, clock
-from vitcap.translator import Translator
+from vitcap.scoring import score_split
+from vitcap.tasks.callbacks import LastCheckpoint, Progress, SelfContained, WeightAverage, clock
 from vitcap.types import count_parameters, require_number
 
+__all__ = ["command", "evaluate", "train"]
+
 log = logging.getLogger(__name__)
-
-# What a user did wrong ends in one line; anything else is a defect of ours and keeps its traceback.
-USER_ERRORS = (ValueError, OSError, hydra.errors.HydraException, OmegaConfBaseException, MisconfigurationException)
-
-
-def _settle() -> None:
-    """Before anything large: the allocator; and of the libraries' messages only what a user can act on."""
-    keep_freed_memory()
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*number of training batches.*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", message=".* directory .* exists and is not empty.*")
-    warnings.filterwarnings("ignore", message=".*module.s. in eval mode at the start of training.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
 
 def _curves(out: Path) -> CSVLogger:
@@ -72,28 +47,13 @@ def _curves(out: Path) -> CSVLogger:
     return logger
 
 
-def _score(
-    door: Door, data: Data, split: str, *, search: Any, out: Path, seed: int, facts: dict[str, Any]
-) -> dict[str, Any]:
-    """Score a model on a split, print the score card, and return the content of scores.json."""
-    options: dict[str, Any] = {"out": out, "facts": facts, "progress": bar(f"{data.source.name} {split}")}
-    if isinstance(door, Classifier):
-        text, report = evaluate_classes(door, data, split, **options)  # type: ignore[arg-type]
-    elif isinstance(door, Captioner):
-        text, report = evaluate_captions(door, data, split, search=search, seed=seed, **options)  # type: ignore[arg-type]
-    else:
-        text, report = evaluate_sentences(door, data, split, search=search, seed=seed, **options)  # type: ignore[arg-type]
-    print(text)
-    return report
-
-
 def train(cfg: DictConfig) -> dict[str, Any]:
     """Train, keep the best model, score it, draw what it attended to. Returns the content of scores.json.
 
     Writes to cfg.out: config.yaml, checkpoints/{best,last}.ckpt, model.safetensors, scores.json, what the evaluation of
     its kind of model writes (vitcap.evaluation), overlays/, metrics.csv and TensorBoard events.
     """
-    _settle()
+    settle()
     begin = time.monotonic()
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     require_number("overlays", cfg.overlays, 0, whole=True)
@@ -118,6 +78,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         prepare_cache(parts, ("train", "val"))
     search = instantiate(cfg.decode)
     task, monitor, mode = build_task(cfg, parts)
+    parts.description["facts"] |= getattr(task, "facts", dict)()
     best = ModelCheckpoint(
         dirpath=out / "checkpoints", filename="best", monitor=monitor, mode=mode, enable_version_counter=False
     )
@@ -173,7 +134,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         "steps": trainer.global_step,
         "training_minutes": round(trained / 60, 2),
     }
-    report = _score(door, data, "val", search=search, out=out, seed=cfg.seed, facts=facts)
+    report = score_split(door, data, "val", search=search, out=out, seed=cfg.seed, facts=facts)
     parts.description["facts"] |= {"evaluation": report["facts"]} | {k: v for k, v in report.items() if k != "facts"}
     door.save(out / checkpoint.MODEL_FILE)
     pictures = []
@@ -186,72 +147,3 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     print(f"trained in {clock(trained)}; scores and outputs: {out}/")
     print(f"model: {out / checkpoint.MODEL_FILE}" + (f", overlays: {pictures[0].parent}/" if pictures else ""))
     return report
-
-
-def evaluate(cfg: DictConfig) -> dict[str, Any]:
-    """Score a checkpoint on a split of any data. Returns the content of scores.json, which it writes to cfg.out."""
-    _settle()
-    require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
-    door = vitcap.load(cfg.checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
-    data: Any = instantiate(cfg.data, **({"tokenizer": None} if isinstance(door, Classifier) else {}))
-    if isinstance(door, Translator) != isinstance(data, SentenceData):
-        wanted = "sentences (data=digits, translation or pairs)" if isinstance(door, Translator) else "pictures"
-        raise ValueError(f"{cfg.checkpoint} is a model of {wanted}, which data={data.source.name} are not")
-    trained_on = door.description.get("facts", {}).get("data")
-    if trained_on not in (None, data.source.name):
-        log.warning(
-            "the model was trained on data=%s and is scored on data=%s: if not meant so, give data= and data.root=",
-            trained_on,
-            data.source.name,
-        )
-    search = None
-    if isinstance(door, Classifier):
-        data.preprocess = door.preprocess
-        take_over = getattr(data.source, "use_classes", None)
-        if take_over is not None:  # labels by class, whatever the order of the folders
-            take_over(door.classes, door.class_names)
-        elif (classes := tuple(getattr(data.source, "classes", ()))) != door.classes:
-            raise ValueError(
-                f"the classes of data={data.source.name} ({', '.join(classes[:3])}, ...) are not those of "
-                f"{cfg.checkpoint} ({', '.join(door.classes[:3])}, ...)"
-            )
-    else:
-        search = instantiate(cfg.decode) if cfg.get("decode") else door.search
-        data.tokenizer = door.tokenizer
-        if isinstance(door, Captioner):
-            data.preprocess = door.preprocess
-        else:
-            data.source_tokenizer = door.source_tokenizer
-    out = Path(cfg.out)
-    out.mkdir(parents=True, exist_ok=True)  # now, and not after the captions, if it cannot be written
-    facts = {"checkpoint": str(cfg.checkpoint)}
-    report = _score(door, data, cfg.split, search=search, out=out, seed=cfg.seed, facts=facts)
-    print(f"scores and outputs: {out}/")
-    return report
-
-
-def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
-    """Run an action for the command line: user errors end in one line on standard error and exit status 1.
-
-    The environment variable HYDRA_FULL_ERROR=1 shows the traceback.
-    """
-    try:
-        action(cfg)
-    except KeyboardInterrupt:
-        print("vitcap: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except Interrupted:
-        print(f"vitcap: interrupted; go on with out={cfg.out} resume=true", file=sys.stderr)
-        sys.exit(130)
-    except USER_ERRORS as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        cause: BaseException = error
-        while isinstance(cause, hydra.errors.InstantiationException) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        named = isinstance(cause, OSError) and cause.filename is not None and cause.strerror
-        text = f"{cause.filename}: {cause.strerror}" if named else str(cause)  # type: ignore[attr-defined]
-        if isinstance(cause, MissingMandatoryValue):
-            text = f"{cause.full_key} must be given: add {cause.full_key}=VALUE"
-        print(f"vitcap: error: {' '.join(text.split())}", file=sys.stderr)
-        sys.exit(1)

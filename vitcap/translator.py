@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -135,6 +135,19 @@ class Translator(Writer):
         """weights (T, N) over target and source tokens -> (target words, source words): see `align`."""
         sources = [(start, stop) for _, start, stop in self.source_tokenizer.words(source)]
         return merge_pieces(weights, sources, [(start, stop) for _, start, stop in self.tokenizer.words(tokens)])
+
+    def relink(self, links: Collection[tuple[int, int]], source: str, target: str) -> frozenset[tuple[int, int]] | None:
+        """Links between the words of two texts, as blanks separate them, as links between the words that the tokenizers
+        leave of them: what is only punctuation loses its links, what is split keeps them all. None where the two kinds
+        of words cannot be matched."""
+        sides = []
+        for tokenizer, text in ((self.source_tokenizer, source), (self.tokenizer, target)):
+            counts = [len(tokenizer.clean(word).split()) for word in text.split()]
+            if sum(counts) != len(tokenizer.words(tokenizer.encode(text))):
+                return None
+            starts = np.cumsum([0, *counts]).tolist()
+            sides.append([range(start, start + count) for start, count in zip(starts, counts, strict=False)])
+        return frozenset((s, t) for i, j in links for s in sides[0][i] for t in sides[1][j])
 
     def source_words(self, sentence: str) -> list[str]:
         """The words of a source sentence, as the columns of an alignment have them."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,7 +81,8 @@ class Measurement:
 
     seconds: of one call, one entry a round. ratio: how many times as fast as `best_peer`, the median over the rounds of
     the ratios within a round. peak_bytes: peak memory above the inputs, outputs included. difference: largest
-    difference from the outputs that these should equal.
+    difference from the outputs that these should equal. other_cores: how many cores the other processes of the machine
+    kept busy meanwhile, on average, None where that is not known; above a few tenths the times are not to be trusted.
     """
 
     case: dict[str, Any]
@@ -90,6 +93,7 @@ class Measurement:
     best_peer: str | None = None
     peak_bytes: int | None = None
     difference: float | None = None
+    other_cores: float | None = None
 
     @property
     def median(self) -> float:
@@ -146,7 +150,10 @@ def compare(
         differences.append(apart)
         del outputs
     del expected
+    before = _others()
     seconds = interleaved(calls, options)
+    after = _others()
+    others = None if before is None or after is None else max(after[0] - before[0], 0.0) / (after[1] - before[1])
     del calls
     gc.collect()
     release_freed_memory()
@@ -161,7 +168,9 @@ def compare(
         space = None
         if candidate.warm is not None:
             space = peak(candidate.setup, candidate.warm, device=options.device, threads=options.threads)
-        yield Measurement(dict(case), candidate.name, candidate.peer, seconds[i], ratio, name, space, differences[i])
+        yield Measurement(
+            dict(case), candidate.name, candidate.peer, seconds[i], ratio, name, space, differences[i], others
+        )
 
 
 def _synchronised(call: Call, device: str) -> Call:
@@ -174,6 +183,16 @@ def _synchronised(call: Call, device: str) -> Call:
         return outputs
 
     return wait
+
+
+def _others() -> tuple[float, float] | None:
+    """CPU seconds that all processes but this one and its children have used, and the time; from /proc/stat."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return None
+    busy = (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for a disk
+    return busy - sum(os.times()[:4]), time.perf_counter()
 
 
 def interleaved(calls: Sequence[Call], options: Options) -> list[list[float]]:

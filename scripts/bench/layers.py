@@ -33,7 +33,7 @@ TABLE_1 = {
 }
 
 
-def layer(kind: str) -> Callable[[Tensor], Tensor]:
+def layer(kind: str) -> nn.Module:
     """A new layer, (1, N, D) -> (1, N, D), with the same weights at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -114,7 +114,8 @@ def setup(who: str, metric: str, captions: Captions) -> Callable[[], Any]:
     if who == "vitcap":
         if metric == "PTB tokenisation":
             return partial(_tokens, told, list(chain.from_iterable(gold)))
-        return partial({"BLEU-1 to 4": bleu, "ROUGE-L": rouge_l, "CIDEr-D": cider_d}[metric], told, gold)
+        ours: dict[str, Callable[..., Any]] = {"BLEU-1 to 4": bleu, "ROUGE-L": rouge_l, "CIDEr-D": cider_d}
+        return partial(ours[metric], told, gold)
 
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider

@@ -55,6 +55,7 @@ def _row(result: Measurement) -> dict[str, Any]:
         "best_peer": result.best_peer,
         "peak_bytes": result.peak_bytes,
         "difference": result.difference,
+        "other_cores": result.other_cores,
     }
 
 
@@ -94,7 +95,7 @@ def table(result: dict[str, Any]) -> str:
     ]
     rows = result["rows"]
     case = list(dict.fromkeys(key for row in rows for key in row["case"]))
-    head = [*case, "candidate", "median ms", "quartiles ms", "peak MiB", "x best peer", "difference"]
+    head = [*case, "candidate", "median ms", "quartiles ms", "peak MiB", "x best peer", "difference", "other cores"]
     cells = [head] + [[_text(row["case"].get(key)) for key in case] + _figures(row) for row in rows]
     shown = [i for i in range(len(head)) if any(line[i] not in ("", "-") for line in cells[1:])]
     widths = {i: max(len(line[i]) for line in cells) for i in shown}
@@ -114,6 +115,7 @@ def _figures(row: dict[str, Any]) -> list[str]:
         "-" if space is None else _number(space / 2**20),
         "-" if ratio is None else f"{ratio:.2f}",
         "-" if row["difference"] is None else f"{row['difference']:.1e}",
+        "-" if row["other_cores"] is None else f"{row['other_cores']:.1f}",
     ]
 
 

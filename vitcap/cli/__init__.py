@@ -1,8 +1,9 @@
-"""The command line: `vitcap caption` writes captions, `vitcap overlay` draws where the model looked.
+"""The command line: `vitcap caption` writes captions, `vitcap overlay` draws where the model looked, `vitcap translate`
+writes translations, `vitcap classify` names classes.
 
 One module a command: `add_options(parser)` declares its options, `run(arguments)` carries it out and returns the exit
-status. Exit status: 0 all well, 1 some pictures failed or the run broke off, 2 the command line or a file that it
-names is wrong. Errors take one line on stderr; --debug adds the traceback.
+status. Exit status: 0 all well, 1 some pictures or sentences failed or the run broke off, 2 the command line or a file
+that it names is wrong. Errors take one line on stderr; --debug adds the traceback.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from vitcap.cli import caption, overlay
+from vitcap.cli import caption, classify, overlay, translate
 
-COMMANDS = {"caption": caption, "overlay": overlay}
+COMMANDS = {"caption": caption, "overlay": overlay, "translate": translate, "classify": classify}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,7 +38,8 @@ class _Version(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. argv: the arguments after the program's name."""
-    parser = _Parser(prog="vitcap", description="Image captions, and where the model looked for every word.")
+    summary = "Captions of pictures, and where the model looked for every word; translations; classes of pictures."
+    parser = _Parser(prog="vitcap", description=summary)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, module in COMMANDS.items():

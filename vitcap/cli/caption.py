@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcap.cli.options import MOST, UsageError, add_model, add_search, build_search, load, number, require_model
-from vitcap.cli.pictures import captions_of, picture_paths, progress
+from vitcap.cli.pictures import picture_paths, progress, results_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     search = build_search(arguments, captioner.search, arguments.n_best)
     failed = 0
     with _sink(arguments.out) as write, progress(len(todo), arguments.quiet, arguments.out is None) as advance:
-        for path, _, caption in captions_of(captioner, todo, arguments.batch_size, search=search, seed=arguments.seed):
+        options = {"search": search, "seed": arguments.seed}
+        for path, _, caption in results_of(captioner.caption, todo, arguments.batch_size, **options):
             if isinstance(caption, Exception):
                 failed += 1
                 print(f"vitcap: skipped {caption}", file=sys.stderr)

@@ -49,27 +49,32 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Pictures and the model that reads them."""
     photos = "photos, and folders to look for photos in; after --, names may begin with a dash"
     parser.add_argument("photos", nargs="+", metavar="PHOTO_OR_FOLDER", help=photos)
-    parser.add_argument("--model", metavar="FILE", help="model.safetensors, .ckpt or run folder")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps; chosen by itself if left out")
+    add_loading(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no notes; errors are still shown")
 
 
-def add_search(parser: argparse.ArgumentParser) -> None:
-    """How captions are searched for; read by `build_search`."""
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """The model and where it computes; read by `load`."""
+    parser.add_argument("--model", metavar="FILE", help="model.safetensors, .ckpt or run folder")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps; chosen by itself if left out")
+
+
+def add_search(parser: argparse.ArgumentParser, what: str = "caption") -> None:
+    """How captions, or sentences of another name, are searched for; read by `build_search`."""
     group = parser.add_argument_group("search", "what is left out is taken from the model")
     whole, positive = number(int, 0), number(int, 1)
     beams = "width of the beam search; 1 is greedy search"
     group.add_argument("--beams", type=number(int, 1, MOST), metavar="N", help=beams)
-    group.add_argument("--max-length", type=positive, metavar="N", help="most tokens of a caption")
-    group.add_argument("--min-length", type=whole, metavar="N", help="fewest tokens of a caption")
-    group.add_argument("--length-penalty", type=number(float, 0, 10), metavar="X", help="0 favours short captions")
+    group.add_argument("--max-length", type=positive, metavar="N", help=f"most tokens of a {what}")
+    group.add_argument("--min-length", type=whole, metavar="N", help=f"fewest tokens of a {what}")
+    group.add_argument("--length-penalty", type=number(float, 0, 10), metavar="X", help=f"0 favours short {what}s")
     group.add_argument("--no-repeat-ngram", type=whole, metavar="N", help="no N tokens in a row twice; 0 is off")
-    group.add_argument("--sample", action="store_true", help="draw captions at random instead of a beam search")
+    group.add_argument("--sample", action="store_true", help=f"draw {what}s at random, without a beam search")
     group.add_argument("--temperature", type=number(float, 0, above=True), metavar="X", help="below 1 is bolder")
     group.add_argument("--top-k", type=whole, metavar="N", help="draw from the N likeliest tokens; 0 is all")
     group.add_argument("--top-p", type=number(float, 0, 1, above=True), metavar="X", help="nucleus sampling")
     group.add_argument(
-        "--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="equal seeds and batches draw equal captions"
+        "--seed", type=number(int, 0, 2**63 - 1), metavar="N", help=f"equal seeds and batches draw equal {what}s"
     )
 
 
@@ -105,8 +110,9 @@ def build_search(arguments: argparse.Namespace, default: Any, n_best: int = 1) -
     return kind(**values | {name: n_best for name in ("n_best", "samples") if name in known})
 
 
-def load(arguments: argparse.Namespace) -> Any:
-    """The captioner that --model names, on the wanted device."""
+def load(arguments: argparse.Namespace, wanted: str = "caption") -> Any:
+    """The model that --model names, on the wanted device. wanted: what it must be made to do: caption, translate or
+    classify; UsageError for a model of another kind."""
     import torch
 
     import vitcap
@@ -118,7 +124,11 @@ def load(arguments: argparse.Namespace) -> Any:
         raise UsageError(f"--device {name}: there is no such device; cpu or cuda is wanted") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch finds no CUDA device on this computer; use --device cpu")
-    return vitcap.load(arguments.model, device=name)
+    model = vitcap.load(arguments.model, device=name)
+    if not hasattr(model, wanted):
+        kind = next(kind for kind in ("caption", "translate", "classify") if hasattr(model, kind))
+        raise UsageError(f"{arguments.model}: a model made to {kind}, not to {wanted}; use `vitcap {kind}`")
+    return model
 
 
 def require_model(arguments: argparse.Namespace) -> None:

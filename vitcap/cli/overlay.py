@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from vitcap.cli.options import add_model, add_search, build_search, indices, load, number, require_model
-from vitcap.cli.pictures import captions_of, picture_paths, progress
+from vitcap.cli.pictures import picture_paths, progress, results_of
 from vitcap.drawing import overlay_sheet, save_sheet, unique_names
 
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = {"search": build_search(arguments, captioner.search), "seed": arguments.seed, "need_attention": True}
     failed = 0
     with progress(len(paths), arguments.quiet, True) as advance:
-        for path, photo, caption in captions_of(captioner, paths, 1, **options):
+        for path, photo, caption in results_of(captioner.caption, paths, 1, **options):
             if isinstance(caption, Exception):
                 failed += 1
                 print(f"vitcap: skipped {caption}", file=sys.stderr)

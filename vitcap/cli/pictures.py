@@ -54,17 +54,20 @@ def _pictures(paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
                 yield path, error
 
 
-def captions_of(
-    captioner: Any, paths: Sequence[str], batch_size: int, **options: Any
+def results_of(
+    read: Callable[..., Any], paths: Sequence[str], batch_size: int, **options: Any
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(path, picture, Caption), in order; where a picture cannot be read, (path, None, ImageError)."""
+    """(path, picture, what `read` gives for it), in order; where a picture cannot be read, (path, None, ImageError).
+
+    read: such as Captioner.caption; called with a list of pictures, batch_size and the options.
+    """
 
     def flush(batch: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
         good = [picture for _, picture in batch if not isinstance(picture, Exception)]
-        captions = iter(captioner.caption(good, batch_size=batch_size, **options) if good else [])
+        results = iter(read(good, batch_size=batch_size, **options) if good else [])
         for path, picture in batch:
             bad = isinstance(picture, Exception)
-            yield (path, None, picture) if bad else (path, picture, next(captions))
+            yield (path, None, picture) if bad else (path, picture, next(results))
 
     batch: list[tuple[str, Any]] = []
     pixels = 0

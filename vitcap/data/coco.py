@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vitcap.data.karpathy import find_lists, split_by_lists
 from vitcap.data.reading import image_folder, only_file, plain_path, read_json
 from vitcap.data.records import Entry, FileSource
 
@@ -96,10 +97,14 @@ class CocoSource(FileSource):
 
 
 class KarpathySource(FileSource):
-    """A split file of Karpathy and Fei-Fei 2015: `dataset_coco.json`, `dataset_flickr8k.json` or `_flickr30k.json`.
+    """The splits of Karpathy and Fei-Fei 2015: `dataset_coco.json`, `dataset_flickr8k.json` or `_flickr30k.json`, or,
+    for COCO, the official captions of 2014 and lists of the images of each split.
 
     root: the data folder. json: the split file under it; left out, the only `dataset*.json`. images: the folder that
         `filepath` and `filename` start from; left out, the root, `images` or the usual Flickr folders.
+    lists: the folder of `coco_val.txt`, `coco_test.txt` and so on (see karpathy.find_lists), beside `annotations` with
+        captions_train2014.json and captions_val2014.json; looked for where there is no split file. Pictures are then in
+        `train2014` and `val2014`, in `images` if that is given. expect: see karpathy.split_by_lists.
     restval: count "restval" (COCO val images in neither val nor test) as train, as is usual; else it is a split.
     val_fraction, split_seed, on_missing, report: see FileSource.
 
@@ -115,17 +120,50 @@ class KarpathySource(FileSource):
         *,
         json: str | None = None,
         images: str | None = None,
+        lists: str | None = None,
+        expect: bool = True,
         restval: bool = True,
         val_fraction: float | None = None,
         split_seed: int = 0,
         on_missing: str = "error",
     ) -> None:
         super().__init__(root, val_fraction=val_fraction, split_seed=split_seed, on_missing=on_missing)
-        self.file = self.root / json if json else only_file(self.root, ["dataset*.json", "*/dataset*.json"], "json")
-        self.images, self.restval = images, restval
+        if json and lists:
+            raise ValueError(f"data.source.json={json}, data.source.lists={lists}: only one of them can say the splits")
+        self.images, self.restval, self.expect = images, restval, expect
+        split_files = ["dataset*.json", "*/dataset*.json"]
+        there = json or (lists is None and any(path for name in split_files for path in self.root.glob(name)))
+        self.lists = {} if there else find_lists(self.root, lists)
+        if not self.lists:
+            try:
+                self.file = self.root / json if json else only_file(self.root, split_files, "json")
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{error}, or the folder of coco_val.txt and coco_test.txt with lists="
+                ) from None
 
     @cached_property
     def _by_split(self) -> dict[str, list[Entry]]:
+        return self._by_lists() if self.lists else self._by_file()
+
+    def _by_lists(self) -> dict[str, list[Entry]]:
+        below = "annotations/" if (self.root / "annotations").is_dir() else ""
+        files = {split: f"{below}captions_{split}2014.json" for split in ("train", "val")}
+        for name in files.values():
+            if not (self.root / name).is_file():
+                raise FileNotFoundError(
+                    f"{self.root / name}: no such file; lists of images need the official captions of 2014, both files"
+                )
+        folders = self.images and {split: f"{self.images}/{split}2014" for split in files}
+        official = CocoSource(self.root, annotations=files, images=folders or None)
+        pictures = {split: official._entries(split) for split in files}
+        self.report.update(official.report)
+        splits = split_by_lists(self.lists, pictures["train"], pictures["val"], expect=self.expect)
+        if self.restval:
+            splits["train"] = [*splits.get("train", ()), *splits.pop("restval", ())]
+        return splits
+
+    def _by_file(self) -> dict[str, list[Entry]]:
         data = read_json(self.file)
         images = data.get("images") if isinstance(data, dict) else None
         if not isinstance(images, list) or not images:

@@ -151,12 +151,20 @@ def collate(samples: Sequence[Sample | BadRecord]) -> tuple[Batch | None, list[B
 
 
 class EpochBatches:
-    """Batch sampler whose order is a function of (seed, epoch) alone, and that can start in the middle of an epoch."""
+    """Batch sampler whose order is a function of (seed, epoch) alone, and that can start in the middle of an epoch.
 
-    def __init__(self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0) -> None:
+    lengths: of the records; batches of a shuffled epoch then hold records of similar length, which wastes less on
+    padding: every POOL batches in random order are sorted by length, and the batches shuffled again.
+    """
+
+    POOL = 50
+
+    def __init__(
+        self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0, lengths: Sequence[int] | None = None
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
-        self.size, self.batch_size, self.shuffle, self.seed = size, batch_size, shuffle, seed
+        self.size, self.batch_size, self.shuffle, self.seed, self.lengths = size, batch_size, shuffle, seed, lengths
         self.epoch = 0
         self.start = 0
 
@@ -177,8 +185,16 @@ class EpochBatches:
         if self.shuffle:
             generator = _generator(self.seed * 1_000_003 + self.epoch)
             order = torch.randperm(self.size, generator=generator).tolist()
-        for batch in range(self.start, len(self)):
-            yield [(self.epoch, i) for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+        if self.shuffle and self.lengths is not None:
+            pool = self.POOL * self.batch_size
+            order = [
+                i for p in range(0, self.size, pool) for i in sorted(order[p : p + pool], key=self.lengths.__getitem__)
+            ]
+        batches = [order[start : start + self.batch_size] for start in range(0, self.size, self.batch_size)]
+        if self.shuffle and self.lengths is not None:
+            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        for batch in batches[self.start :]:
+            yield [(self.epoch, i) for i in batch]
 
 
 def _ignore_interrupts(worker: int) -> None:
@@ -217,7 +233,7 @@ class BatchLoader(DataLoader[Any]):
             self._done += 1
             for record in bad:
                 if self.on_bad == "error":
-                    raise ImageError(f"{record.reason} (data.on_bad=skip leaves such pictures out)")
+                    raise ImageError(f"{record.reason} (data.on_bad=skip leaves such records out)")
                 if record.id not in self.bad:
                     log.warning("left out: %s", record.reason)
                     self.bad[record.id] = record.reason

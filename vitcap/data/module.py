@@ -66,12 +66,16 @@ class RecordData(L.LightningDataModule):
         """Samples of a split, as training or as evaluation wants them."""
         raise NotImplementedError
 
+    def lengths(self, split: str) -> Sequence[int] | None:
+        """Lengths of the records of a split, by which training batches are made; None for batches of any."""
+        return None
+
     def loader(self, split: str, *, train: bool = False) -> BatchLoader:
         """Loader of a split: shuffled and augmented for training, in order otherwise."""
         size = self.batch_size if train else self.eval_batch_size
         return BatchLoader(
             self.dataset(split, train),
-            EpochBatches(len(self.records(split)), size, shuffle=train, seed=self.seed),
+            EpochBatches(len(self.records(split)), size, shuffle=train, seed=self.seed, lengths=self.lengths(split)),
             on_bad=self.on_bad,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,

@@ -117,6 +117,10 @@ class SentenceData(RecordData):
         """Target sentences of every source sentence of a split."""
         return {record.id: record.targets for record in self.records(split)}
 
+    def lengths(self, split: str) -> list[int]:
+        """Words of each source sentence."""
+        return [len(record.source.split()) for record in self.records(split)]
+
     def dataset(self, split: str, train: bool) -> SentenceDataset:
         """Samples of a split."""
         return SentenceDataset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from vitcap.captioner import Captioner
 from vitcap.data.pictures import CaptionData
 from vitcap.data.sentences import SentenceData
 from vitcap.evaluation.judging import truth_judge
-from vitcap.evaluation.report import describe_search, headline, write_json
+from vitcap.evaluation.report import Java, describe_search, headline, preflight, write_json
 from vitcap.metrics.captions import score, write_results
+from vitcap.metrics.results import SERVER_IMAGES, write_server_zip
 from vitcap.writer import Caption, Search, Writer
 
 Id = int | str
@@ -60,18 +62,33 @@ def evaluate_captions(
     seed: int = 0,
     facts: dict[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    meteor: Java = False,
+    spice: Java = False,
+    novel: bool = False,
+    archive: str | Path | None = None,
+    algorithm: str = "vitcap",
 ) -> tuple[str, dict[str, Any]]:
     """Score a captioner on a split and write `captions.json` (COCO results format), `scores.json`, `per_image.json`.
 
-    search, seed, progress: see `write_split`. facts: further facts for scores.json. Returns the score card as text and
-    the content of scores.json, which states how every figure was obtained. Raises ValueError if no image can be read.
+    search, seed, progress: see `write_split`. facts: further facts for scores.json. meteor, spice: see `preflight`.
+    novel: also count the captions that no training caption of the data equals. archive: also pack the captions into
+    this zip for COCO's server, as those of `algorithm`.
+
+    Scores equal what the reference programs print for captions.json. Returns the score card as text and the content of
+    scores.json, which states how every figure was obtained. Raises ValueError if no image can be read.
     """
+    preflight(meteor=meteor, spice=spice)
+    server = None if archive is None else _server_split(archive, len(data.records(split)), algorithm)
     captions = write_split(captioner, data, split, search=search, seed=seed, progress=progress)
     texts = {id_: caption.text for id_, caption in captions.items()}
     out.mkdir(parents=True, exist_ok=True)
     write_results(out / "captions.json", texts)  # before scoring: captions are never lost to a failing metric
+    if archive is not None and server is not None:
+        write_server_zip(archive, texts, split=server, algorithm=algorithm)
     references = {r.image_id: list(r.captions) for r in data.records(split) if r.image_id in texts}
-    card = score(texts, references)
+    training = (caption for record in data.records("train") for caption in record.captions) if novel else None
+    options: dict[str, Any] = {"meteor": meteor, "spice": spice, "training": training, "seed": seed}
+    card = score(texts, references, as_lines=True, **options)
     judge = truth_judge(data.source)
     truth = judge(texts) if judge is not None else {}
     report: dict[str, Any] = {
@@ -82,6 +99,7 @@ def evaluate_captions(
             "split": split,
             "images": len(texts),
             "unreadable_images": len(data.bad[split]),
+            "preprocessing": {} if data.preprocess is None else data.preprocess.to_dict(),
             "decoding": describe_search(search),
             "seed": seed,
             **card.facts,
@@ -96,4 +114,18 @@ def evaluate_captions(
     write_json(out / "per_image.json", {"facts": report["facts"], "images": per_image})
     lines = [headline(report["facts"], f"{len(texts)} images"), card.table()]
     lines += [f"{100 * value:6.1f} %  {TRUTHS.get(name, name)}" for name, value in truth.items()]
+    lines += [f"for the COCO server: {archive}, {server}"] if server is not None else []
     return "\n".join(lines), report
+
+
+def _server_split(archive: str | Path, images: int, algorithm: str) -> str:
+    """The split of COCO's server that has so many images; asked before the captions are written, not after it."""
+    if not re.fullmatch(r"[A-Za-z0-9.-]+", algorithm):
+        raise ValueError(f"algorithm={algorithm}: letters, digits, dots and hyphens are wanted, as in a file name")
+    for split, count in SERVER_IMAGES.items():
+        if images == count:
+            return split
+    wanted = " or ".join(f"{count:,} of {split}" for split, count in SERVER_IMAGES.items())
+    raise ValueError(
+        f"zip={archive}: the COCO server wants a caption for all {wanted}; this split has {images:,} images"
+    )

@@ -19,7 +19,8 @@ def predict_split(
 ) -> Predictions:
     """Predictions for every readable picture of a split, in its order; the others are added to `data.bad`.
 
-    Raises ValueError where the data's classes are not the model's.
+    One process and each picture once: the numbers do not depend on devices, workers or batch size. Raises ValueError
+    where the data's classes are not the model's.
     """
     loader = data.loader(split)
     subset = getattr(data.source, "subset", None)
@@ -49,6 +50,7 @@ def evaluate_classes(
     facts: further facts for scores.json. Returns the score card as text and the content of scores.json, which states
     how every figure was obtained.
     """
+    used = data.preprocess if data.preprocess is not None else classifier.preprocess
     found = predict_split(classifier, data, split, progress=progress)
     names = classifier.class_names
     out.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,7 @@ def evaluate_classes(
         "data": data.source.name,
         "split": split,
         "unreadable_images": len(data.bad[split]),
-        "preprocessing": classifier.preprocess.to_dict(),
+        "preprocessing": used.to_dict(),
         **(facts or {}),
     }
     card = score(found, classes=names, real=getattr(data.source, "real", None), about=about)

@@ -46,7 +46,8 @@ def evaluate_sentences(
     with open(out / "translations.tsv", "w", encoding="utf-8") as file:
         file.write("id\tsource\toutput\ttarget\n")
         for record in records:
-            file.write(f"{record.id}\t{record.source}\t{texts[record.id]}\t{record.targets[0]}\n")
+            output = " ".join(texts[record.id].split())  # a byte-level tokenizer can spell tabs and line breaks
+            file.write(f"{record.id}\t{record.source}\t{output}\t{record.targets[0]}\n")
     scores = sentence_judge(data, split)(texts)
     by_length = scores_by_length(
         [record.source for record in records],
@@ -72,7 +73,8 @@ def evaluate_sentences(
     }
     write_json(out / "scores.json", report)
     bins = [(row.low, row.high, row.exact, row.count) for row in by_length]
-    bleu = [(row.low, row.high, row.bleu, row.count) for row in by_length]
+    # Without any match BLEU is no 0, but a number so small that a scale for it would be nonsense.
+    bleu = [(row.low, row.high, round(row.bleu, 6), row.count) for row in by_length]
     chart = length_curves({"exact": bins, "BLEU-4": bleu}, ylabel="share of 1", title=f"{data.source.name}, {split}")
     chart.save(out / "lengths.png")
     return _table(report), report
@@ -82,12 +84,24 @@ def align_split(
     translator: Translator, data: SentenceData, split: str, texts: Mapping[Id, str]
 ) -> dict[str, float | int] | None:
     """Attention against the known alignments of a split, while the targets are read: each target word linked to the
-    source word it attends to most. None without attention, or where no alignment is known.
+    source word it attends to most. None without attention, or where no alignment is known. Pairs that the data, or a
+    decoder with a position table, would cut are left out.
 
     AER, precision, recall: see vitcap.metrics.alignment. precision is the share of words whose strongest attention is
     on a known link; for reversed digits, on the anti-diagonal.
     """
-    known = [record for record in data.records(split) if record.id in texts and record.alignment is not None]
+    longest = data.max_length - 2
+    if (table := getattr(translator.model.decoder, "max_length", None)) is not None:
+        longest = min(longest, table - 1)  # it reads the start token, too
+    known, links = [], []
+    for record in data.records(split):
+        if record.id in texts and record.alignment is not None:
+            source, target = record.source, record.targets[0]
+            sure = translator.relink(record.alignment, source, target)
+            fits = len(translator.encode(source)) <= data.max_length and len(data.tokenizer.encode(target)) <= longest
+            if sure is not None and fits:
+                known.append(record)
+                links.append(sure)
     try:
         weights = translator.align([r.source for r in known], [r.targets[0] for r in known])
     except ValueError as error:
@@ -96,7 +110,7 @@ def align_split(
         raise
     if not known:
         return None
-    result = alignment_scores([links_from_attention(w) for w in weights], [r.alignment for r in known])
+    result = alignment_scores([links_from_attention(w) for w in weights], links)
     return {
         "AER": result.error_rate,
         "precision": result.precision,

@@ -14,7 +14,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import resolve_model_data_config
+from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from timm.models.vision_transformer import VisionTransformer as TimmVit
 from torch import Tensor, nn
 
@@ -40,8 +40,8 @@ MODES = {"center": "crop", "squash": "squash", "border": "letterbox"}
 """timm's crop modes in the words of `Preprocess`."""
 
 
-def _load_file(model: Any, path: str | Path, weights_size: Size | None) -> None:
-    """Load a weights file into a timm model without classifier, through the model family's own conversions."""
+def load_file(model: Any, path: str | Path, weights_size: Size | None = None) -> None:
+    """Load a weights file into a timm model through its family's own conversions; with a classifier if it has one."""
     state = read_weights(path)
     if "_conv_stem.weight" in state:
         return load_strictly(model, convert_efficientnet_lite(state, model), path)
@@ -52,7 +52,8 @@ def _load_file(model: Any, path: str | Path, weights_size: Size | None) -> None:
         return load_strictly(model, state, path)
     names = model.pretrained_cfg.get("classifier") or ()
     heads = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
-    dropped = [name for name in state if name.startswith(heads)] if heads else []
+    own = model.state_dict()
+    dropped = [name for name in state if name.startswith(heads) and name not in own] if heads else []
     log.info("%s: left out %s", path, ", ".join(sorted(dropped)) or "nothing")
     state = {name: tensor for name, tensor in state.items() if name not in dropped}
     before = {name: tensor.shape for name, tensor in state.items()}
@@ -72,8 +73,12 @@ def create_backbone(
     image_size: Size | None = None,
     weights_size: Size | None = None,
     drop_path: float = 0.0,
+    classes: int | None = 0,
 ) -> Any:
-    """A timm model without classifier. Raises ValueError or FileNotFoundError with a remedy; see TimmEncoder."""
+    """A timm model, without classifier unless classes (None: as many as timm's configuration has).
+
+    Raises ValueError or FileNotFoundError with a remedy; see TimmEncoder.
+    """
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has the names"
@@ -81,11 +86,12 @@ def create_backbone(
     if pretrained and weights is not None:
         raise ValueError(f"pretrained=true and weights={weights} are two sources of weights: give one")
     options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
+    options |= {"num_classes": classes} if classes is not None else {}
     try:
         config = timm.get_pretrained_cfg(name)
         if image_size is not None and config is not None and config.fixed_input_size:
             options["img_size"] = size_pair(image_size)
-        model = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+        model = timm.create_model(name, pretrained=pretrained, **options)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if not pretrained:
@@ -94,11 +100,26 @@ def create_backbone(
             f"no pretrained weights for {name}: {reason}. Without a connection, give a weights file by weights=FILE, "
             "or pretrained=false for random weights"
         ) from error
-    if not hasattr(model, "forward_intermediates"):
+    if classes == 0 and not hasattr(model, "forward_intermediates"):
         raise ValueError(f"timm's {name} does not give intermediate features, so it cannot serve as an encoder")
     if weights is not None:
-        _load_file(model, weights, weights_size)
+        load_file(model, weights, weights_size)
     return model
+
+
+def preprocessing(model: Any, *, test_size: bool = False) -> dict[str, Any]:
+    """How a timm model wants pictures: arguments of `Preprocess`. test_size: as timm's table of results has them."""
+    config = resolve_model_data_config(model, use_test_size=test_size)
+    kept = {key: config[key] for key in ("crop_pct", "interpolation", "mean", "std")}
+    return {"size": tuple(config["input_size"][1:]), "mode": MODES[config["crop_mode"]], **kept}
+
+
+def class_list(model: Any) -> tuple[tuple[str, str], ...] | None:
+    """(synset id, first name) of an ImageNet model's outputs, in order. None if their number is that of no ImageNet."""
+    if (subset := infer_imagenet_subset(model)) is None:
+        return None
+    info = ImageNetInfo(subset)
+    return tuple((i, info.label_name_to_description(i).partition(",")[0]) for i in info.label_names())
 
 
 class TimmEncoder(nn.Module):
@@ -131,13 +152,8 @@ class TimmEncoder(nn.Module):
         super().__init__()
         source: dict[str, Any] = {"pretrained": pretrained, "weights": weights, "weights_size": weights_size}
         self.model = model = create_backbone(name, image_size=image_size, drop_path=drop_path, **source)
-        config = resolve_model_data_config(model)
-        size = size_pair(image_size) if image_size is not None else tuple(config["input_size"][1:])
-        self.preprocess: dict[str, Any] = {
-            "size": size,
-            "mode": MODES[config["crop_mode"]],
-            **{key: config[key] for key in ("crop_pct", "interpolation", "mean", "std")},
-        }
+        self.preprocess = preprocessing(model) | ({} if image_size is None else {"size": size_pair(image_size)})
+        size = self.preprocess["size"]
         stages = len(model.feature_info)
         if layer != "final" and not (isinstance(layer, int) and -stages <= layer < stages):
             raise ValueError(f'layer={layer!r}: {name} has layers 0 to {stages - 1}, and "final"')

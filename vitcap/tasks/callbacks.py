@@ -147,7 +147,7 @@ class Progress(L.Callback):
         print(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {done}/{total}  "
             f"loss {float(trainer.callback_metrics.get('train/loss_step', float('nan'))):.3f}  "
-            f"{self._images / (now - self._last):.0f} images/s  {clock(now - self._begin)} gone, {clock(left)} left",
+            f"{self._images / (now - self._last):.0f}/s  {clock(now - self._begin)} gone, {clock(left)} left",
             flush=True,
         )
         self._images, self._last = 0, now

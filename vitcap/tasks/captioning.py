@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
+from vitcap.decoding import constrain, sample
 from vitcap.models.captioner import CaptionModel
 from vitcap.tasks.losses import caption_loss, doubly_stochastic_penalty, reinforce_loss
 from vitcap.tasks.optim import make_optimizer, parameter_groups
-from vitcap.types import Batch, Generated, require_number
+from vitcap.types import PAD, Batch, Generated, Memory, require_number
 
 Id = int | str
 
@@ -25,6 +27,8 @@ class CaptionTask(L.LightningModule):
     lr, encoder_lr: peak learning rates of the decoder and of the encoder's trainable part; encoder_lr None = lr.
     weight_decay, betas: of AdamW. warmup: share of all steps, 0..1. label_smoothing: 0..1 (Szegedy et al. 2016).
     freeze_encoder_epochs: the encoder's trainable part stays as it is for so many epochs.
+    scheduled_sampling: share (0..1) of the words fed to the decoder that are drawn from its own predictions (Bengio et
+    al. 2015). It grows from 0 in the first epoch over scheduled_epochs epochs; with 0 of them it is there at once.
     doubly_stochastic: weight of the penalty for places never looked at (Xu et al. 2015 have 1), 0 for none.
     reinforce, entropy: weights of the two terms of hard attention (section 4.1 there); soft attention has none.
     """
@@ -43,6 +47,8 @@ class CaptionTask(L.LightningModule):
         warmup: float = 0.05,
         label_smoothing: float = 0.1,
         freeze_encoder_epochs: int = 0,
+        scheduled_sampling: float = 0.0,
+        scheduled_epochs: int = 5,
         doubly_stochastic: float = 0.0,
         reinforce: float = 1.0,
         entropy: float = 0.01,
@@ -53,8 +59,11 @@ class CaptionTask(L.LightningModule):
         weights = {"doubly_stochastic": doubly_stochastic, "reinforce": reinforce, "entropy": entropy}
         for name, value in {"weight_decay": weight_decay, **weights}.items():
             require_number(f"task.{name}", value, 0)
-        for name, value in (("warmup", warmup), ("label_smoothing", label_smoothing)):
+        shares = {"warmup": warmup, "label_smoothing": label_smoothing, "scheduled_sampling": scheduled_sampling}
+        for name, value in shares.items():
             require_number(f"task.{name}", value, 0, 1)
+        require_number("task.scheduled_epochs", scheduled_epochs, 0, whole=True)
+        self.scheduled_sampling, self.scheduled_epochs = scheduled_sampling, scheduled_epochs
         require_number("task.freeze_encoder_epochs", freeze_encoder_epochs, 0, whole=True)
         if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
             raise ValueError(f"task.betas={list(betas)}: two numbers of at least 0 and below 1 are wanted")
@@ -78,16 +87,51 @@ class CaptionTask(L.LightningModule):
         """Copies (for averaged weights) share everything but the model."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = {"search", "decode", "judge", "_trainer"}
+        shared = self._shared()
         for key, value in self.__dict__.items():
             twin.__dict__[key] = value if key in shared else copy.deepcopy(value, memo)
         return twin
+
+    def _shared(self) -> set[str]:
+        """Names of what copies share."""
+        return {"search", "decode", "judge", "_trainer"}
+
+    def require_finite(self, loss: Tensor, batch: Batch) -> None:
+        """ValueError with the likely cause unless the loss is a number."""
+        if bool(torch.isfinite(loss)):
+            return
+        wrong = [name for name, p in self.model.named_parameters() if not torch.isfinite(p).all()]
+        cause = (
+            f"weights are not finite ({wrong[0]})" if wrong else f"records {', '.join(map(str, batch.ids[:3]))}, ..."
+        )
+        raise ValueError(
+            f"the loss is {float(loss)} at step {self.global_step} ({cause}): lower task.lr, lengthen task.warmup, or "
+            "set trainer.precision=32-true"
+        )
+
+    def _fed(self, memory: Memory, captions: Tensor) -> Tensor:
+        """Captions as the decoder reads them: in scheduled sampling some words are its own."""
+        share = self.scheduled_sampling
+        if self.current_epoch < self.scheduled_epochs:
+            share *= self.current_epoch / self.scheduled_epochs
+        if not share:
+            return captions
+        # In parallel (Mihaylova and Martins 2019; Duckworth et al. 2019): what a first pass draws replaces words of the
+        # second. One word after the other, as Bengio et al. (2015) have it, would take a pass for each.
+        inputs = captions[:, :, :-1]
+        with torch.no_grad():
+            logits = self.model.decoder(memory, inputs).logits
+            drawn = sample(constrain(logits, inputs, forbid=(), in_place=True))  # what is never said is never fed
+        own = (torch.rand(drawn.shape, device=drawn.device) < share) & (captions[:, :, 1:] != PAD)
+        return torch.cat((captions[:, :, :1], torch.where(own, drawn, captions[:, :, 1:])), dim=2)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy of all captions of all images of the batch, and what the kind of attention adds to it."""
         assert batch.captions is not None
         targets = batch.captions[:, :, 1:]
-        output = self.model(batch, need_attention=self.doubly_stochastic > 0)
+        memory = self.model.encode(batch)
+        fed = self._fed(memory, batch.captions)
+        output = self.model.decoder(memory, fed[:, :, :-1], self.doubly_stochastic > 0)
         loss, tokens = caption_loss(output.logits, targets, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss, batch_size=tokens, prog_bar=True, on_step=True, on_epoch=True)
         if self.doubly_stochastic:
@@ -101,6 +145,7 @@ class CaptionTask(L.LightningModule):
             self.baseline = 0.9 * self.baseline + 0.1 * float(likelihood)
             self.log("train/places_entropy", -entropy, batch_size=tokens)
             loss = loss + self.reinforce * chosen + self.entropy * entropy
+        self.require_finite(loss, batch)
         return loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

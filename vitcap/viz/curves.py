@@ -137,7 +137,7 @@ def line_plot(
 
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers in steps of 1, 2 or 5 times ten^n, from at or below low to at or above high."""
-    if high <= low:
+    if high - low < 1e-9:  # finer than the ticks are rounded
         high = low + (abs(low) or 1.0)
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))

@@ -1,0 +1,143 @@
+"""What the scripts call: evaluation of whatever the options name, and errors in one line.
+
+Light to import: captions that are scored from files need no model, and an error needs no wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from vitcap.machine import keep_freed_memory
+
+# What a user did wrong ends in one line; anything else is a defect of ours and keeps its traceback.
+USER_ERRORS: tuple[type[Exception], ...] = (ValueError, OSError, hydra.errors.HydraException, OmegaConfBaseException)
+
+SUBJECTS = {"checkpoint": "checkpoint=RUN", "results": "results=FILE annotations=FILE", "model": "model=NAME"}
+FITS = {
+    "annotations": ("results",),
+    "partial": ("results",),
+    "meteor": ("checkpoint", "results"),
+    "spice": ("checkpoint", "results"),
+    "zip": ("checkpoint", "results"),
+    "decode": ("checkpoint",),
+    "novel": ("checkpoint",),
+    "force": ("checkpoint", "model"),
+    "pretrained": ("model",),
+    "weights": ("model",),
+    "test_size": ("model",),
+}
+"""Option of conf/evaluate.yaml -> the subjects that it goes with; the others go with all."""
+
+
+def shorthand(arguments: Sequence[str]) -> list[str]:
+    """Command line of scripts/evaluate.py as Hydra reads it: `model=NAME` would choose a file of conf/model."""
+    return [f"model.name={a.removeprefix('model=')}" if a.startswith("model=") else a for a in arguments]
+
+
+def subject(cfg: DictConfig) -> str:
+    """Which of SUBJECTS a config names. ValueError unless it is one, and with options that belong to it."""
+    given = [name for name in SUBJECTS if (cfg.model.name if name == "model" else cfg.get(name)) is not None]
+    if len(given) != 1:
+        found = " and ".join(f"{name}=" for name in given) + " are" if given else "nothing is"
+        raise ValueError(
+            f"{found} given to score: give one of checkpoint=RUN (a model trained here), results=FILE annotations=FILE "
+            "(captions that are written already), model=NAME pretrained=true or weights=FILE (a classifier of timm)"
+        )
+    for option, fits in FITS.items():
+        if cfg.get(option) not in (None, False) and given[0] not in fits:
+            wanted = " or ".join(SUBJECTS[name] for name in fits)
+            raise ValueError(f"{option}={_short(cfg[option])} goes with {wanted}, not with {given[0]}=: leave it out")
+    return given[0]
+
+
+def _short(value: Any) -> str:
+    return "..." if isinstance(value, DictConfig) else str(value)
+
+
+def evaluate(cfg: DictConfig) -> dict[str, Any]:
+    """Score a checkpoint, a results file, or a classifier of timm, as conf/evaluate.yaml explains.
+
+    Returns the content of scores.json, which it writes to cfg.out. One process does it all, whatever the number of
+    workers that read pictures: every sample counts once.
+    """
+    if subject(cfg) != "results":
+        from vitcap.scoring import evaluate_model  # torch, and all that needs it
+
+        return evaluate_model(cfg)
+    from vitcap.evaluation.files import evaluate_results
+
+    text, report = evaluate_results(
+        cfg.results,
+        cfg.annotations,
+        out=cfg.out,
+        partial=cfg.partial,
+        archive=cfg.zip,
+        split=cfg.split,
+        algorithm=cfg.algorithm,
+        seed=cfg.seed,
+        **java_options(cfg),
+    )
+    print(text)
+    return report
+
+
+def java_options(cfg: DictConfig) -> dict[str, Any]:
+    """The options meteor and spice as plain Python types."""
+    return {
+        name: OmegaConf.to_container(cfg[name], resolve=True) if isinstance(cfg[name], DictConfig) else cfg[name]
+        for name in ("meteor", "spice")
+    }
+
+
+def settle() -> None:
+    """Before anything large: the allocator; and of the libraries' messages only what a user can act on."""
+    keep_freed_memory()
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*number of training batches.*smaller than the logging interval.*")
+    warnings.filterwarnings("ignore", message=".* directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*module.s. in eval mode at the start of training.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*overridden .on_before_batch_transfer. in .LightningModule.*")
+
+
+def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
+    """Run an action for the command line: user errors end in one line on standard error and exit status 1.
+
+    The environment variable HYDRA_FULL_ERROR=1 shows the traceback.
+    """
+    try:
+        action(cfg)
+    except KeyboardInterrupt:
+        print("vitcap: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except _loaded("vitcap.tasks.callbacks", "Interrupted"):
+        print(f"vitcap: interrupted; go on with out={cfg.out} resume=true", file=sys.stderr)
+        sys.exit(130)
+    except USER_ERRORS + _loaded("lightning.pytorch.utilities.exceptions", "MisconfigurationException") as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        cause: BaseException = error
+        while isinstance(cause, hydra.errors.InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        named = isinstance(cause, OSError) and cause.filename is not None and cause.strerror
+        text = f"{cause.filename}: {cause.strerror}" if named else str(cause)  # type: ignore[attr-defined]
+        if isinstance(cause, MissingMandatoryValue):
+            text = f"{cause.full_key} must be given: add {cause.full_key}=VALUE"
+        print(f"vitcap: error: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _loaded(module: str, name: str) -> tuple[type[Exception], ...]:
+    """An exception class, if its module is loaded; or it cannot have been raised."""
+    return (getattr(sys.modules[module], name),) if module in sys.modules else ()

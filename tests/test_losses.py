@@ -59,14 +59,15 @@ def test_cross_entropy_is_a_mean_over_words(smoothing: float) -> None:
 # doubly stochastic attention
 
 
-def penalty_by_loops(attention: Tensor) -> float:
+def penalty_by_loops(attention: Tensor, sizes: tuple[int, int] = (N, N)) -> float:
+    """sizes: places of the memory of each image; what is behind them is padding."""
     total = 0.0
     for i in range(TARGETS.shape[0]):
         for j in range(TARGETS.shape[1]):
             steps = [k for k in range(TARGETS.shape[2]) if TARGETS[i, j, k] != PAD]
             if not steps:
                 continue
-            for place in range(N):
+            for place in range(sizes[i]):
                 seen = sum(float(attention[i, j, k, :, :, place].mean()) for k in steps)
                 total += (1 - seen) ** 2
     return total / WORDS
@@ -94,6 +95,13 @@ def test_captions_that_look_everywhere_once_have_no_penalty_and_staring_has_most
     assert float(doubly_stochastic_penalty(sweep, targets)) == 0.0
     # Place 2 has seen all five words, the others none: (1 - 5)^2 + 4 over five words.
     assert float(doubly_stochastic_penalty(stare, targets)) == pytest.approx(20 / 5)
+
+
+def test_padding_of_the_memory_is_no_place_that_was_missed() -> None:
+    attention = random_attention() * (torch.arange(N) < 2)
+    mask = torch.arange(N).expand(len(TARGETS), N) < 2
+    found = float(doubly_stochastic_penalty(attention, TARGETS, mask))
+    assert found == pytest.approx(penalty_by_loops(attention, (2, 2)), rel=1e-9)
 
 
 # REINFORCE
@@ -186,16 +194,12 @@ def test_the_penalty_is_added_with_its_weight(monkeypatch: pytest.MonkeyPatch) -
     output = task.model(batch(), need_attention=True)
     known = TARGETS != PAD
     plain = F.cross_entropy(output.logits[known], TARGETS[known])
-    penalty = penalty_by_loops_of(output.attention)
+    penalty = penalty_by_loops(output.attention.detach().double(), (5, 2))  # the second sentence has two words
     assert loss.item() == pytest.approx(plain.item() + 0.7 * penalty, rel=1e-5)
     assert seen == {
         "train/loss": pytest.approx(plain.item(), rel=1e-5),
         "train/doubly_stochastic": pytest.approx(penalty, rel=1e-5),
     }
-
-
-def penalty_by_loops_of(attention: Tensor) -> float:
-    return penalty_by_loops(attention.detach().double())
 
 
 def test_training_on_the_penalty_spreads_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +208,8 @@ def test_training_on_the_penalty_spreads_attention(monkeypatch: pytest.MonkeyPat
     optimizer = torch.optim.Adam(task.model.parameters(), lr=0.02)
 
     def penalty() -> float:
-        return penalty_by_loops_of(task.model(batch(), need_attention=True).attention)
+        attention = task.model(batch(), need_attention=True).attention
+        return penalty_by_loops(attention.detach().double(), (5, 2))
 
     with torch.no_grad():
         task.model.decoder.attention.score.weight *= 40  # stares at one place

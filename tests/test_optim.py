@@ -85,7 +85,7 @@ def test_warmup_and_cosine_by_hand() -> None:
     assert rates[:5] == sorted(rates[:5])
     assert rates[5:] == sorted(rates[5:], reverse=True)
     assert min(rates) > 0  # no update is lost, neither the first nor the last
-    assert warmup_cosine(90, warmup=5, total=90, floor=0.1) == pytest.approx(0.1)
+    assert warmup_cosine(90, warmup=5, total=90) == pytest.approx(0.0)
     assert warmup_cosine(0, warmup=1, total=1) == 1.0
 
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image, ImageDraw
 
 from vitcap import cli, run
+from vitcap.command import shorthand
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,6 +84,7 @@ IN_TABLES = "\n".join(f"```bash\n{code}\n```" for code in re.findall(r"`(python 
 def test_script_commands_compose_and_leave_nothing_open(command):
     _, script, *overrides = shlex.split(command)
     assert (ROOT / script).is_file()
+    overrides = shorthand(overrides) if script.endswith("evaluate.py") else overrides
     cfg = config(*overrides, name={"train": "config", "evaluate": "evaluate"}[Path(script).stem])
     assert not OmegaConf.missing_keys(cfg)
 
@@ -178,10 +180,11 @@ def test_the_demo_draws_as_many_scenes_as_the_readme_states():
 def test_settings_in_the_prose_name_real_keys_and_choices():
     """Inline code such as `model/encoder=timm` or `data.cache_flip=true`: the group's file or the key exists."""
     bases = [(), ("data=table", "model/encoder=timm", "model/decoder=rnn", "decode=sample"), ("data=flickr",)]
-    bases += [("model=seq2seq",), ("model=vit_classify",)]
+    bases += [("model=seq2seq",), ("model=vit_classify",), ("data=imagenet",)]
+    composed = [config(*base) for base in bases] + [config("data=imagenet", name="evaluate")]
     keys: set[str] = set()
-    for base in bases:
-        stack = [("", OmegaConf.to_container(config(*base)))]
+    for one in composed:
+        stack = [("", OmegaConf.to_container(one))]
         while stack:
             prefix, node = stack.pop()
             for key, value in node.items():

@@ -495,9 +495,13 @@ def test_models_that_cannot_be_started_from(start, config, tmp_path) -> None:
         run.build(config(*sentences, f"init={start}"))
     narrow = [*SECOND, f"init={start}", f"out={tmp_path}", "model.decoder.width=16"]
     with pytest.raises(
-        ValueError, match=r"^init=.*: decoder\.\S+ is \(.*\) there and \(.*\) in this model: give the same"
+        ValueError, match=r"^init=.*: there decoder.width is \d+, here 16: give the same .*\(model.decoder.width=\d+\)$"
     ):
         run.train(config(*narrow))
+    for option in ("model.decoder.position=alibi", "model.decoder.norm=post"):  # no shape tells these apart
+        key = option.partition("=")[0].removeprefix("model.")
+        with pytest.raises(ValueError, match=f"^init=.*: there {key} is "):
+            run.build(config(*SECOND, f"init={start}", option))
     with pytest.raises(ValueError, match=r"nowhere: no such file; name a model"):
         run.build(config(*SECOND, f"init={tmp_path / 'nowhere'}"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +51,12 @@ class Parts:
         return Captioner(self.model, data.tokenizer, data.preprocess, search=search, description=d)  # type: ignore[arg-type]
 
 
-def build(cfg: DictConfig) -> Parts:
+def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
     """Data and model of a config: a classifier without a decoder, otherwise a model that writes captions of pictures,
-    or translations of sentences, as the data are."""
+    or translations of sentences, as the data are.
+
+    resume: the checkpoint that training goes on from, whose vocabulary then stands in for that of cfg.init.
+    """
     classify = "decoder" not in cfg.model
     kind = "classify" if classify else "translate" if _is_text(cfg) else "caption"
     encoder_config = plain(cfg.model.encoder)
@@ -61,7 +65,7 @@ def build(cfg: DictConfig) -> Parts:
         wants = "sentences: choose data=digits, translation or pairs" if text_encoder else "pictures: choose other data"
         raise ValueError(f"model.encoder={encoder_config['_target_'].rpartition('.')[2]} reads {wants}")
     data: Data = instantiate(cfg.data, **({"tokenizer": None} if classify else {}))
-    start = None if cfg.init is None else _start(str(cfg.init), kind, data)
+    start = None if cfg.init is None else _start(str(resume or cfg.init), kind, data)
     if kind == "caption" and not any(record.captions for record in data.records("train")):
         raise ValueError(f"data={data.source.name} has no captions: choose model=vit_classify, or other data")
     torch.manual_seed(cfg.seed)
@@ -105,7 +109,7 @@ def build(cfg: DictConfig) -> Parts:
         if isinstance(data, SentenceData):
             parts["source_tokenizer"] = data.source_tokenizer
     if start is not None:
-        _load(model, start)
+        _load(model, start, parts)
         facts["init"] = str(cfg.init)
     return Parts(kind, data, model, checkpoint.describe(kind=kind, facts=facts, **parts))
 
@@ -121,16 +125,25 @@ def _start(path: str, kind: str, data: Any) -> checkpoint.Saved:
     return saved
 
 
-def _load(model: nn.Module, saved: checkpoint.Saved) -> None:
-    """Weights of another model of the same build. Raises ValueError that names the first that does not fit."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, tensor in saved.weights.items():
-        if shapes.get(name) != tuple(tensor.shape):
-            raise ValueError(
-                f"init={saved.path}: {name} is {tuple(tensor.shape)} there and {shapes.get(name, 'absent')} in this "
-                "model: give the same model options"
-            )
-    model.load_state_dict(saved.weights, strict=False)
+TRAINING_ONLY = {"dropout", "drop_path", "weights", "weights_size", "pretrained", "trainable", "soft_share"}
+"""Options of encoders and decoders that do not change what a trained model computes."""
+
+
+def _load(model: nn.Module, saved: checkpoint.Saved, parts: dict[str, Any]) -> None:
+    """Weights of another model of the same build. Raises ValueError that names the first option or entry that differs:
+    some options, such as the kind of positions, change a model without changing a shape."""
+    for part in ("encoder", "decoder"):
+        theirs, ours = saved.description.get(part, {}), parts.get(part, {})
+        for key in theirs.keys() & ours.keys() - TRAINING_ONLY:
+            if json.dumps(theirs[key]) != json.dumps(ours[key]):
+                raise ValueError(
+                    f"init={saved.path}: there {part}.{key} is {theirs[key]}, here {ours[key]}: give the same model "
+                    f"options (model.{part}.{key}={theirs[key]})"
+                )
+    try:
+        checkpoint.load_weights(model, saved)
+    except checkpoint.CheckpointError as error:
+        raise ValueError(f"init={saved.path}: {error}; give the model options that it was trained with") from None
 
 
 def _is_text(cfg: DictConfig) -> bool:

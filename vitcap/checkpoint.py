@@ -131,6 +131,12 @@ def _rebuild(saved: Saved) -> nn.Module:
         model = build(d["head"], encoder=encoder, **scale)
     else:
         model = CaptionModel(encoder, build(d["decoder"]), **scale)
+    load_weights(model, saved)
+    return model.eval()
+
+
+def load_weights(model: nn.Module, saved: Saved) -> None:
+    """Put a file's weights into a model. Raises CheckpointError that names entries which do not fit or are missing."""
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     wrong = [
         f"{name} {tuple(tensor.shape)} instead of {shapes.get(name, 'nothing')}"
@@ -139,11 +145,10 @@ def _rebuild(saved: Saved) -> nn.Module:
     ]
     if wrong:
         raise CheckpointError(f"weights do not fit the model's own config: {'; '.join(wrong[:3])}")
-    model.load_state_dict(saved.weights, strict=False)
     absent = set(_untied(model.state_dict())) - set(saved.weights)
     if absent:
         raise CheckpointError(f"weights are missing: {', '.join(sorted(absent)[:3])}")
-    return model.eval()
+    model.load_state_dict(saved.weights, strict=False)
 
 
 def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -75,7 +75,7 @@ def sample(
     mass = probs.cumsum(-1)
     # Only after top_k must the rest be normalised again: elsewhere the whole vocabulary has mass 1, up to rounding.
     target = top_p * mass[..., -1:] if top_k or top_p == 1 else mass[..., -1:].clamp(max=top_p)
-    last = torch.searchsorted(mass, target)  # what stays is the prefix 0..last
+    last = torch.searchsorted(mass, target).clamp(max=mass.shape[-1] - 1)  # the prefix 0..last stays; NaN has no place
     device = logits.device if generator is None else generator.device
     draw = torch.rand(last.shape, generator=generator, device=device).to(logits.device)
     # right=True never lands on a token of probability 0; the limit guards against draw * mass being rounded up.

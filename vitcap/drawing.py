@@ -73,21 +73,24 @@ def overlay_sheet(
 
 
 def draw_overlays(
-    captioner: Captioner, data: CaptionData, folder: Path, *, count: int, split: str = "val"
+    captioner: Captioner, data: CaptionData, folder: Path, *, count: int, split: str = "val", seed: int = 0
 ) -> list[Path]:
-    """Write the overlay sheets of the first `count` readable pictures of a split into a folder; returns their files."""
+    """Write the overlay sheets of the first `count` readable pictures of a split into a folder; returns their files.
+
+    seed: of a sampling search.
+    """
     records = [record for record in data.records(split) if record.image_id not in data.bad[split]][:count]
     paths = [folder / f"{name}.png" for name in unique_names([str(record.image_id) for record in records])]
     for record, path in zip(records, paths, strict=True):
         photo = record.open()
-        caption = captioner.caption(photo, need_attention=True)
+        caption = captioner.caption(photo, need_attention=True, seed=seed)
         folder.mkdir(parents=True, exist_ok=True)
         save_sheet(path, *overlay_sheet(captioner, photo, caption))
     return paths
 
 
 def draw_alignments(
-    translator: Translator, data: SentenceData, folder: Path, *, count: int, split: str = "val"
+    translator: Translator, data: SentenceData, folder: Path, *, count: int, split: str = "val", seed: int = 0
 ) -> list[Path]:
     """Write the alignment matrices of the first `count` sentences of a split, as the model translates them, into a
     folder; returns their files, none for a model without attention."""
@@ -95,7 +98,7 @@ def draw_alignments(
     names = unique_names([re.sub(r"[^\w.-]", "-", f"{record.id}.png") for record in data.records(split)[:count]])
     for record, name in zip(data.records(split)[:count], names, strict=True):
         if record.id not in data.bad[split]:
-            found = translator.translate(record.source, need_attention=True)
+            found = translator.translate(record.source, need_attention=True, seed=seed)
             if found.attention is None:
                 return []
             if found.text:
@@ -153,7 +156,7 @@ def save_sheet(target: Path, page: Image.Image, lines: Sequence[str]) -> None:
     """Write the sheet as PNG, and its lines both into it and beside it as .txt."""
     text = "\n".join(lines).encode("utf-8", "replace").decode("utf-8")
     information = PngInfo()
-    information.add_itxt("Title", text.partition("\n")[0].removeprefix("caption: "))
+    information.add_itxt("Title", text.partition("\n")[0].partition(": ")[2])
     information.add_itxt("Description", text)
     page.save(target, pnginfo=information)
     target.with_name(f"{target.stem}.txt").write_text(text + "\n", encoding="utf-8")

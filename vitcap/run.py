@@ -60,7 +60,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     out = Path(cfg.out)
     resume = open_run(out, resume=cfg.resume, overwrite=cfg.overwrite)
     L.seed_everything(cfg.seed, verbose=False)
-    parts = build(cfg)
+    parts = build(cfg, resume=resume)
     if resume is not None:
         check_resume(resume, parts.model, parts.description)
     data, model = parts.data, parts.model
@@ -110,6 +110,8 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         )
     except TypeError as error:
         raise ValueError(f"trainer: {error}") from error
+    if trainer.world_size > 1:  # every process would train on all records
+        raise ValueError(f"trainer.devices={cfg.trainer.devices}: training takes one device, trainer.devices=1")
     if resume is None:  # only now: a mistake in an option must not cost an old run
         clear(out)
     OmegaConf.save(cfg, out / "config.yaml", resolve=True)
@@ -140,10 +142,10 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     pictures = []
     if isinstance(door, Captioner):
         assert isinstance(data, CaptionData)
-        pictures = draw_overlays(door, data, out / "overlays", count=cfg.overlays)
+        pictures = draw_overlays(door, data, out / "overlays", count=cfg.overlays, seed=cfg.seed)
     elif not isinstance(door, Classifier):
         assert isinstance(data, SentenceData)
-        pictures = draw_alignments(door, data, out / "overlays", count=cfg.overlays)
+        pictures = draw_alignments(door, data, out / "overlays", count=cfg.overlays, seed=cfg.seed)
     print(f"trained in {clock(trained)}; scores and outputs: {out}/")
     print(f"model: {out / checkpoint.MODEL_FILE}" + (f", overlays: {pictures[0].parent}/" if pictures else ""))
     return report

@@ -159,22 +159,23 @@ def fit(
 
     resize, crop_pct: as the options of the data. Raises ValueError where they differ from the model's, unless `force`.
     """
-    asked = {"mode": ("resize", resize), "crop_pct": ("crop_pct", crop_pct)}
-    other = {
-        key: value for key, (_, value) in asked.items() if not (value is None or _same(value, getattr(wanted, key)))
-    }
+    asked = {"resize": resize, "crop_pct": crop_pct}
+    field = {"resize": "mode", "crop_pct": "crop_pct"}
+    was = {option: getattr(wanted, field[option]) for option in asked}
+    other = {o: value for o, value in asked.items() if value is not None and not _same(value, was[o])}
     if not other:
         return wanted, {}
-    used = replace(wanted, **other)  # type: ignore[arg-type]
+    used = replace(wanted, **{field[option]: value for option, value in other.items()})  # type: ignore[arg-type]
     if not force:
-        given = ", ".join(f"data.{asked[key][0]}={value}" for key, value in other.items())
-        trained = ", ".join(f"{key}={getattr(wanted, key)}" for key in other)
+        given = ", ".join(f"data.{option}={value}" for option, value in other.items())
         raise ValueError(
-            f"{given}: the model wants pictures with {trained}, and scores of other pixels are not its own: leave it "
-            "out, or score nevertheless with force=true"
+            f"{given}: the model wants {', '.join(f'{o}={was[o]}' for o in other)}, and scores of other pixels are not "
+            "its own: leave it out, or score nevertheless with force=true"
         )
-    changed = {key: f"{value} in place of {getattr(wanted, key)}" for key, value in other.items()}
-    log.warning("forced: preprocessing that the model does not want (%s)", ", ".join(changed))
+    changed = {option: f"{value} in place of {was[option]}" for option, value in other.items()}
+    log.warning(
+        "forced: preprocessing that the model does not want (%s)", ", ".join(f"{o} {v}" for o, v in changed.items())
+    )
     return used, {"forced_preprocessing": changed}
 
 

@@ -22,6 +22,10 @@ from vitcap.writer import Caption, Search, Writer, require_counts
 NO_LIMIT = 1_000_000
 
 
+class NoAttention(ValueError):
+    """Asked of a model that attends to nothing."""
+
+
 class Translator(Writer):
     """A trained sequence-to-sequence model with its two tokenizers and its decoding.
 
@@ -126,7 +130,7 @@ class Translator(Writer):
             with torch.inference_mode():
                 attention = self.model(batch.to(self.device), need_attention=True).attention
             if attention is None:
-                raise ValueError("this model has no attention, so there is no alignment to give")
+                raise NoAttention("this model has no attention, so there is no alignment to give")
             weights = attention[:, 0].mean((2, 3)).float().cpu().numpy()  # (B, T, N)
             found += [self.by_words(w, row[1:], source) for w, row, source in zip(weights, words, ids, strict=True)]
         return found

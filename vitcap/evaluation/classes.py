@@ -50,6 +50,8 @@ def evaluate_classes(
     facts: further facts for scores.json. Returns the score card as text and the content of scores.json, which states
     how every figure was obtained.
     """
+    data.records(split)
+    real = getattr(data.source, "real", None)  # now, and not after the predictions, if they cannot be read
     used = data.preprocess if data.preprocess is not None else classifier.preprocess
     found = predict_split(classifier, data, split, progress=progress)
     names = classifier.class_names
@@ -66,7 +68,7 @@ def evaluate_classes(
         "preprocessing": used.to_dict(),
         **(facts or {}),
     }
-    card = score(found, classes=names, real=getattr(data.source, "real", None), about=about)
+    card = score(found, classes=names, real=real, about=about)
     report = {"scores": card.corpus, "facts": card.facts}
     write_json(out / "scores.json", report)
     write_json(out / "per_class.json", {"facts": about, "accuracy": card.per_class})

@@ -53,4 +53,5 @@ def preflight(*, meteor: Java = False, spice: Java = False) -> None:
         try:
             java.preflight(option.upper(), folder=options.get("folder"), java=options.get("java"))
         except java.JavaUnavailable as error:
-            log.warning("%s. All other scores will come", error)
+            what = "" if str(error).startswith(option.upper()) else f"{option.upper()}: "
+            log.warning("%s%s; all other scores will come", what, error)

@@ -12,7 +12,7 @@ from vitcap.evaluation.captions import write_split
 from vitcap.evaluation.judging import sentence_judge
 from vitcap.evaluation.report import describe_search, headline, write_json
 from vitcap.metrics.alignment import alignment_scores, links_from_attention, scores_by_length
-from vitcap.translator import Translator
+from vitcap.translator import NoAttention, Translator
 from vitcap.viz.curves import length_curves
 from vitcap.writer import Search
 
@@ -104,10 +104,8 @@ def align_split(
                 links.append(sure)
     try:
         weights = translator.align([r.source for r in known], [r.targets[0] for r in known])
-    except ValueError as error:
-        if "no attention" in str(error):
-            return None
-        raise
+    except NoAttention:
+        return None
     if not known:
         return None
     result = alignment_scores([links_from_attention(w) for w in weights], links)

@@ -44,7 +44,7 @@ class CiderReward:
         self.fingerprint = digest.hexdigest()[:16]
 
     def _ended(self, caption: str, finished: bool) -> str:
-        return f"{caption} {END}".lstrip() if self.end_token and finished else caption
+        return f"{caption} {END}" if self.end_token and finished else caption
 
     def __call__(
         self, ids: Sequence[Any], captions: Sequence[Sequence[str]], finished: Sequence[Sequence[bool]]

@@ -38,7 +38,8 @@ class PublishedClassifier(EncoderModel):
                 model.reset_classifier(classes)
             load_file(model, weights)
         if not getattr(model, "num_classes", 0):
-            raise ValueError(f"model={name}: timm's weights have no classifier; give weights=FILE with one")
+            which = "timm's weights have" if weights is None else f"{weights} has"
+            raise ValueError(f"model={name}: {which} no classifier; give weights=FILE with one")
         self.preprocess: dict[str, Any] = preprocessing(model, test_size=test_size)
         super().__init__(model, mean=self.preprocess["mean"], std=self.preprocess["std"])
         self.classes, self.class_list = int(model.num_classes), class_list(model)

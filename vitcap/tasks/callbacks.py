@@ -26,15 +26,18 @@ class SelfContained(L.Callback):
     def __init__(self, description: dict[str, Any]) -> None:
         self.description = description
         self._random: torch.Tensor | None = None
+        self._random_cuda: list[torch.Tensor] | None = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Everything that dropout and drop path draw from is torch's generator; data draw from (seed, epoch, index)."""
+        """Everything that a model draws from is torch's generators; data draw from (seed, epoch, index)."""
         checkpoint["vitcap"] = self.description
         checkpoint["random"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            checkpoint["random_cuda"] = torch.cuda.get_rng_state_all()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the random state for the first step."""
-        self._random = checkpoint.get("random")
+        self._random, self._random_cuda = checkpoint.get("random"), checkpoint.get("random_cuda")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -42,6 +45,8 @@ class SelfContained(L.Callback):
         # As late as possible: setting up a trainer draws random numbers too.
         if self._random is not None:
             torch.set_rng_state(self._random)
+            if self._random_cuda is not None and len(self._random_cuda) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(self._random_cuda)
             self._random = None
 
 

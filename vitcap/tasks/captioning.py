@@ -135,7 +135,7 @@ class CaptionTask(L.LightningModule):
         loss, tokens = caption_loss(output.logits, targets, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss, batch_size=tokens, prog_bar=True, on_step=True, on_epoch=True)
         if self.doubly_stochastic:
-            penalty = doubly_stochastic_penalty(output.attention, targets)
+            penalty = doubly_stochastic_penalty(output.attention, targets, memory.mask)
             self.log("train/doubly_stochastic", penalty, batch_size=tokens)
             loss = loss + self.doubly_stochastic * penalty
         if output.choice_log_prob is not None:

@@ -21,16 +21,17 @@ def caption_loss(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.
     return loss, int(known.sum())
 
 
-def doubly_stochastic_penalty(attention: Tensor, targets: Tensor) -> Tensor:
+def doubly_stochastic_penalty(attention: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
     """How unevenly captions look at the places of the memory (Xu et al. 2015, equation 14).
 
     Sum over places i of (1 - sum over words t of a_ti)^2, summed over captions and divided by the number of words, as
     the cross-entropy is: a weight of 1 in the paper is a weight of 1 here. attention: (B, G, T, L, H, N), averaged over
-    layers and heads; targets: (B, G, T), whose PAD does not count.
+    layers and heads; targets: (B, G, T), whose PAD does not count; mask: (B, N) of the memory, True = a place.
     """
     known = targets != PAD
     seen = (attention.mean((3, 4)) * known[..., None]).sum(2)  # (B, G, N)
-    penalty = (1 - seen).square().sum(-1) * known.any(-1)
+    missed = (1 - seen).square()
+    penalty = (missed if mask is None else missed * mask[:, None]).sum(-1) * known.any(-1)
     return penalty.sum() / known.sum().clamp(min=1)
 
 

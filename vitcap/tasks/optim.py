@@ -58,7 +58,9 @@ def layer_scales(encoder: nn.Module, decay: float) -> dict[str, tuple[int, float
     (Clark et al. 2020, section 3.2, counted as in Bao et al. 2022, BEiT). ValueError if there are no blocks.
     """
     names = [name for name, _ in encoder.named_parameters()]
-    blocks = {name: int(match[1]) for name in names if (match := _BLOCK.search(name))}
+    # What stands before the blocks of a hybrid, a CNN with blocks of its own, is one layer with the embeddings.
+    inner = [name for name in names if not name.startswith("backbone.")]
+    blocks = {name: int(match[1]) for name in inner if (match := _BLOCK.search(name))}
     if not blocks:
         raise ValueError(
             f"task.layer_decay={decay} goes by the blocks of a Transformer, and {type(encoder).__name__} has none: "
@@ -74,14 +76,14 @@ def layer_scales(encoder: nn.Module, decay: float) -> dict[str, tuple[int, float
     return {name: (layer(name), decay ** (last - layer(name))) for name in names}
 
 
-def warmup_cosine(step: int, *, warmup: int, total: int, floor: float = 0.0) -> float:
+def warmup_cosine(step: int, *, warmup: int, total: int) -> float:
     """Factor on the learning rate of update `step`, counted from 0: rises in `warmup` equal parts to 1 (the first
-    update already takes one part), then half a cosine from 1 at `warmup` down to `floor` at `total` (Loshchilov and
+    update already takes one part), then half a cosine from 1 at `warmup` down to 0 at `total` (Loshchilov and
     Hutter 2017, without restarts)."""
     if step < warmup:
         return (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)
-    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def make_optimizer(

@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             device=chosen.device, dtype=chosen.dtype, threads=chosen.threads, quick=chosen.quick, tune=True
         )
         command = shlex.join(["python", "scripts/benchmark.py", *(sys.argv[1:] if arguments is None else arguments)])
+        chosen.out.mkdir(parents=True, exist_ok=True)  # now, and not after minutes, if it cannot be made
         for name in dict.fromkeys(chosen.groups or GROUPS):
             run_group(name, options, chosen.out, command=command)
     except (ValueError, OSError) as error:

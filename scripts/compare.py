@@ -20,10 +20,24 @@ def read(folder: str) -> dict[str, Any]:
     file = Path(folder) / "scores.json"
     if not file.exists():
         raise ValueError(f"{file}: no such file; name the folder of a finished run")
-    report = json.loads(file.read_text(encoding="utf-8"))
-    if "by_length" not in report:
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: damaged ({error}); score the run again with scripts/evaluate.py") from None
+    if not isinstance(report, dict) or "by_length" not in report:
         raise ValueError(f"{file}: no scores by length; the run is not of a sequence-to-sequence model")
+    if not isinstance(report.get("facts"), dict) or not report["by_length"]:
+        raise ValueError(f"{file}: no facts or no lengths in it; score the run again with scripts/evaluate.py")
     return report
+
+
+def sentences(folder: str) -> list[list[str]] | None:
+    """(source, target) of each line of a run's translations.tsv; None without that file."""
+    file = Path(folder) / "translations.tsv"
+    if not file.exists():
+        return None
+    rows = [line.split("\t") for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if line]
+    return sorted([row[1], row[-1]] for row in rows if len(row) > 1)
 
 
 def compare(folders: list[str]) -> tuple[str, dict[str, list[tuple[int, int, float, int]]]]:
@@ -31,6 +45,8 @@ def compare(folders: list[str]) -> tuple[str, dict[str, list[tuple[int, int, flo
 
     Raises ValueError where the runs were scored on different sentences.
     """
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise ValueError("a run is named twice; name different runs")
     reports = {
         Path(folder).name if len({Path(f).name for f in folders}) == len(folders) else folder: read(folder)
         for folder in folders
@@ -40,8 +56,9 @@ def compare(folders: list[str]) -> tuple[str, dict[str, list[tuple[int, int, flo
         name: (r["facts"]["data"], r["facts"]["split"], [(b["low"], b["high"], b["count"]) for b in r["by_length"]])
         for name, r in reports.items()
     }
-    for name in names[1:]:
-        if about[name] != about[names[0]]:
+    texts = [sentences(folder) for folder in folders]
+    for name, other in zip(names[1:], texts[1:], strict=True):
+        if about[name] != about[names[0]] or (None not in (other, texts[0]) and other != texts[0]):
             raise ValueError(f"{names[0]} and {name} were scored on different sentences, so they do not compare")
     data, split, bins = about[names[0]]
     lines = [f"{data}, split {split}; the lead is that of {names[0]}, in points of 100"]

@@ -105,7 +105,7 @@ def test_alignments_that_do_not_fit(function):
 
 
 def test_options_of_the_matrix():
-    with pytest.raises(ValueError, match="cell=5: at least 12"):
+    with pytest.raises(ValueError, match="cell=5: a whole number of at least 12"):
         alignment_matrix(WEIGHTS, SOURCE, TARGET, cell=5)
     with pytest.raises(ValueError, match="top=0: a weight above 0"):
         alignment_matrix(WEIGHTS, SOURCE, TARGET, top=0)
@@ -169,3 +169,10 @@ def test_charts_of_any_size_stay_inside_their_page(series):
 def test_points_must_be_finite():
     with pytest.raises(ValueError, match="finite"):
         line_plot({"a": [(0, float("nan"))]}, xlabel="x", ylabel="y")
+
+
+def test_a_picture_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"3 target and \d source words in cells of 1000000 pixels make a picture of"):
+        alignment_matrix(np.full((3, 2), 0.5), ["a", "b"], ["c", "d", "e"], cell=1_000_000)
+    with pytest.raises(ValueError, match=r"cell=20\.5: a whole number"):
+        alignment_matrix(np.full((1, 1), 0.5), ["a"], ["c"], cell=20.5)  # type: ignore[arg-type]

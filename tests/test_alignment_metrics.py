@@ -135,3 +135,20 @@ def test_scores_that_do_not_fit():
         scores_by_length(SOURCES[:4], HYPOTHESES, REFERENCES)
     with pytest.raises(ValueError, match="5 hypotheses but references of 4"):
         scores_by_length(SOURCES, HYPOTHESES, REFERENCES[:4])
+
+
+@pytest.mark.parametrize("links", ["0-0 1-1", [0, 1], [(0, 0, 0)], [[0, 0]]])
+def test_what_is_no_link_is_named(links) -> None:
+    with pytest.raises(ValueError, match=r"^sentence 1: .* is no link: pairs"):
+        alignment_scores([[(0, 0)], links], [[(0, 0)], [(0, 0)]])
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), 2.0, -0.1])
+def test_a_threshold_that_no_weight_can_reach(threshold) -> None:
+    with pytest.raises(ValueError, match=r"^threshold=.*: a number from 0 to 1 is wanted$"):
+        links_from_attention([[0.1, 0.9]], threshold=threshold)
+
+
+def test_no_ranges_of_lengths() -> None:
+    with pytest.raises(ValueError, match=r"^groups=0: a whole number of at least 1"):
+        equal_bins([1, 2], 0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitcap.nn.attention import MultiHeadAttention, attend, merge_masks
+from vitcap.nn.position import line, make_position
 
 WITHIN = {torch.float64: 1e-6, torch.float32: 1e-5}
 MASKS = ("none", "padding", "causal", "both")
@@ -327,3 +328,40 @@ def test_layers_that_cannot_be() -> None:
         MultiHeadAttention(8, 2)(torch.zeros(1, 3, 7))
     with pytest.raises(ValueError, match="memory of width 7 for an attention layer built for 6"):
         MultiHeadAttention(8, 2, memory_width=6).project_memory(torch.zeros(1, 3, 7))
+
+
+def test_what_does_not_fit_is_told_with_both_numbers() -> None:
+    x, own, cross = torch.zeros(1, 3, 8), MultiHeadAttention(8, 2), MultiHeadAttention(8, 2, memory_width=6)
+    keys = torch.zeros(1, 2, 4, 4)
+    with pytest.raises(ValueError, match=r"bias must be floating point.*got torch\.bool; a mask is no bias"):
+        attend(keys, keys, keys, bias=torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"2 query heads cannot share 0 key heads"):
+        attend(keys, keys[:, :0], keys[:, :0])
+    with pytest.raises(ValueError, match=r"dropout must be in 0\.\.1, got 2"):
+        attend(keys, keys, keys, dropout=2)
+    with pytest.raises(ValueError, match=r"^width=0: a whole number of at least 1"):
+        MultiHeadAttention(0, 2)
+    with pytest.raises(ValueError, match=r"give memory=layer\.project_memory"):
+        cross(x)
+    with pytest.raises(ValueError, match=r"attends to its own tokens"):
+        own(x, memory=(keys, keys))
+    with pytest.raises(ValueError, match=r"attends to its own tokens"):
+        own.project_memory(x)
+    with pytest.raises(ValueError, match=r"^past keys \(1, 1, 4, 4\) before new ones \(1, 2, 3, 4\)$"):
+        own(x, past=(keys[:, :1], keys[:, :1]))
+
+
+@pytest.mark.parametrize("scheme", ["rotary", "alibi"])
+def test_positions_inside_the_layer_are_never_left_out(scheme) -> None:
+    layer = MultiHeadAttention(8, 2, position=make_position(scheme, width=8, heads=2, size=9))
+    with pytest.raises(ValueError, match=r"Position acts inside the layer: give coordinates"):
+        layer(torch.zeros(1, 3, 8))
+    with pytest.raises(ValueError, match=r"coordinates .*4.* tokens"):
+        layer(torch.zeros(1, 3, 8), coordinates=line(4))
+
+
+def test_alibi_wants_the_places_of_cached_tokens() -> None:
+    layer = MultiHeadAttention(8, 2, position=make_position("alibi", width=8, heads=2, size=9))
+    past = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match=r"1 tokens and 1 keys for 1 tokens and 4 keys: give past_coordinates"):
+        layer(torch.zeros(1, 1, 8), coordinates=line(1, start=3), past=(past, past))

@@ -315,6 +315,13 @@ def test_bad_options_are_one_line(arguments, message, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_made_costs_no_measurement(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(benchmark, "run_group", lambda *_, **__: pytest.fail("measured"))
+    assert benchmark.main(["attention", "--out", str(tmp_path / "file")]) == 1
+    assert "File exists" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_that_is_not_there_is_one_line(capsys):
     assert benchmark.main(["attention", "--device", "cuda"]) == 1

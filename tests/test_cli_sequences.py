@@ -244,7 +244,8 @@ def test_bytes_of_any_kind_in_a_pipe(files):
     environment = {"PATH": "", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(vitcap.__file__).parents[1])
     run = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
-    assert (run.returncode, run.stderr) == (0, b"")
+    assert run.returncode == 0
+    assert run.stderr == b"vitcap: 1 of 2 sentences have words that the model does not know: caf\\xe9, \\ufffd\n"
     first, second = run.stdout.splitlines()
     assert first.startswith(b"the cat sleeps\t")
     assert first.split(b"\t")[1].decode() == vitcap.load(files["translate"]).translate("the cat sleeps").text
@@ -394,3 +395,29 @@ def test_help_needs_no_heavy_library():
     assert run.returncode == 0, run.stderr
     assert "Translate sentences, or the lines of standard input." in run.stdout
     assert "Name the classes of photos, or of all photos in folders." in run.stdout
+
+
+def test_words_that_the_model_does_not_know_are_told(files, capsys):
+    given = ["the zebra sleeps", "a dog", "yak zebra"]
+    assert main(["translate", *given, "--model", files["translate"]]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split("\t")[0] for line in out.splitlines()] == given
+    assert err == "vitcap: 2 of 3 sentences have words that the model does not know: zebra, yak\n"
+
+
+def test_a_length_that_the_decoder_does_not_reach_is_one_error(files, monkeypatch, capsys):
+    translator = vitcap.load(files["translate"])
+    translator.model.decoder.max_length = 10
+    monkeypatch.setattr(vitcap, "load", lambda path, device="cpu": translator)
+    assert main(["translate", *SENTENCES, "--model", "m", "--max-length", "500"]) == 2
+    assert capsys.readouterr() == ("", "vitcap: error: --max-length 500: the model's decoder ends at 10\n")
+
+
+def test_an_alignment_that_is_too_large_to_draw_costs_no_translation(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitcap.viz.alignment._PIXELS", 10)
+    assert main(["translate", *SENTENCES[:2], "--model", files["translate"], "--out", str(tmp_path / "o")]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert [line.partition(", ")[0] for line in err.splitlines()] == [
+        f"vitcap: sentence {n}: not drawn" for n in (1, 2)
+    ]

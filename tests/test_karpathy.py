@@ -163,7 +163,8 @@ def test_lists_that_do_not_fit_are_named(changes, message, tmp_path) -> None:
 
 def test_files_that_are_not_there_are_named(tmp_path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"no dataset\*\.json .* with json=, or the folder of coco_val\.txt .*lists="
+        FileNotFoundError,
+        match=r"no dataset\*\.json .* with data\.source\.json=, or the folder of coco_val\.txt .*data\.source\.lists=",
     ):
         KarpathySource(tmp_path)
     write(tmp_path / "half", coco_val=[133])

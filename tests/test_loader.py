@@ -267,3 +267,12 @@ def test_a_batch_moves_as_a_whole() -> None:
     assert {moved.images.device.type, moved.captions.device.type} == {"meta"}  # type: ignore[union-attr]
     assert moved.features is None
     assert len(moved) == 4
+
+
+def test_training_on_nothing_says_why(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"no")
+    bad = [CaptionRecord("x", tmp_path / "x.png", ("a cat",))]
+    dataset = CaptionDataset(bad, TOKENIZER, transform=noisy)
+    with pytest.raises(ValueError, match=r"^none of the 1 training records can be read, the first: .*x\.png"):
+        list(BatchLoader(dataset, EpochBatches(1, 3, shuffle=True), on_bad="skip"))
+    assert list(BatchLoader(dataset, EpochBatches(1, 3, shuffle=False), on_bad="skip")) == []

@@ -237,3 +237,26 @@ def test_schemes_by_name() -> None:
         make_position("sinusoidal", width=18, heads=2, size=(2, 2))
     with pytest.raises(ValueError, match="2 axes need a head width divisible by 4: 6"):
         make_position("rotary", width=12, heads=2, size=(2, 2))
+
+
+@pytest.mark.parametrize("scheme", [LearnedPosition(5, 8), SinusoidalPosition(8)])
+def test_tokens_and_places_that_do_not_fit(scheme) -> None:
+    with pytest.raises(ValueError, match=r"tokens of width 6 for positions of width 8"):
+        scheme.add(torch.zeros(1, 3, 6), line(3))
+    with pytest.raises(ValueError, match=r"coordinates \(1, 1\) of 4 tokens"):
+        scheme.add(torch.zeros(1, 4, 8), line(1))
+    with pytest.raises(ValueError, match=r"coordinates \(4, 2\) of 4 tokens in 1 axes"):
+        scheme.add(torch.zeros(1, 4, 8), plane(2, 2))
+
+
+def test_places_before_a_learned_table() -> None:
+    with pytest.raises(ValueError, match=r"position -2 is before the learned table"):
+        LearnedPosition(5, 8).add(torch.zeros(1, 3, 8), line(3, start=-2))
+
+
+@pytest.mark.parametrize("scheme", ["rotary", "alibi"])
+def test_positions_of_no_heads(scheme) -> None:
+    with pytest.raises(ValueError, match=r"positions of 0 heads: at least 1"):
+        make_position(scheme, width=8, heads=0, size=4)
+    with pytest.raises(ValueError, match=r"slopes of 0 heads"):
+        alibi_slopes(0)

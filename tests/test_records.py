@@ -504,7 +504,9 @@ def test_tables_refused(tmp_path, name, text, message):
 
 def test_table_choice_of_file(tmp_path):
     write(tmp_path / "other.tsv", "image\tcaption\n")
-    with pytest.raises(ValueError, match=r"several files fit \(data.csv, other.tsv\); choose one with file="):
+    with pytest.raises(
+        ValueError, match=r"several files fit \(data.csv, other.tsv\); choose one with data\.source\.file="
+    ):
         read_table(tmp_path, "image,caption\na.jpg,one\n")
     assert len(read_table(tmp_path, "image,caption\na.jpg,one\n", file="data.csv").split("train")) == 1
     with pytest.raises(ValueError, match=r"data\.xlsx: a \.csv, \.tsv or \.jsonl file is wanted"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
+from hydra.errors import InstantiationException
 from PIL import Image
 
 import vitcap
@@ -444,3 +445,98 @@ def test_sentences_too_short_for_bleu_4_are_chosen_by_their_loss(config, tmp_pat
     assert run.build_task(cfg, run.build(cfg))[1:] == ("val/loss", "min")
     cfg = config(*seq2seq(), *DIGITS, f"out={tmp_path}")
     assert run.build_task(cfg, run.build(cfg))[1:] == ("val/BLEU-4", "max")
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "message"),
+    [
+        ("text_rnn", ["model.decoder.width=0"], r"^model\.decoder: width=0: a whole number of at least 1"),
+        ("text_rnn", ["model.decoder.embed_width=0"], r"^model\.decoder: embed_width=0: a whole number"),
+        ("text_rnn", ["model.decoder.width=12.5"], r"^model\.decoder: width=12\.5: a whole number"),
+        ("text_rnn", ["model.decoder.width=wide"], r"^model\.decoder: width=wide: a whole number"),
+        ("text_rnn", ["model.decoder.attention_width=0"], r"^model\.decoder: attention_width=0: a whole number"),
+        ("text_rnn", ["model.encoder.depth=0"], r"^model\.encoder: depth=0: a whole number"),
+        ("text_transformer", ["model.encoder.heads=3"], r"^model\.encoder: width 16 is not a multiple of 3 heads$"),
+        ("text_transformer", ["model.encoder.heads=0"], r"^model\.encoder: heads=0: a whole number"),
+        ("text_transformer", ["model.encoder.depth=0"], r"^model\.encoder: depth=0: a whole number"),
+        ("text_transformer", ["model.encoder.mlp_ratio=0"], r"^model\.encoder: a hidden layer of 0 \(mlp_ratio"),
+    ],
+)
+def test_sizes_of_no_model_name_part_and_option(part, options, message, config):
+    with pytest.raises(ValueError, match=message):
+        run.build(config(*seq2seq(part), *DIGITS, *options))
+
+
+@pytest.mark.parametrize("option", ["depth=0", "heads=0"])
+def test_sizes_of_no_transformer_decoder(option, config):
+    name = option.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"^model\.decoder: {name}=0: a whole number of at least 1"):
+        run.build(config(*seq2seq(decoder="transformer"), *DIGITS, f"model.decoder.{option}"))
+
+
+def test_a_model_that_computes_something_else_is_no_start(config, tmp_path):
+    """Heads, alignment functions and missing layers do not show in the shapes of the weights that are there."""
+    model = [*seq2seq("text_transformer", "transformer"), *DIGITS, *SHORT]
+    out = tmp_path / "start"
+    run.train(config(*model, "trainer.max_steps=2", f"out={out}"))
+    run.build(config(*model, f"init={out}", "model.decoder.dropout=0.3"))
+    for option, message in (
+        (
+            "model.decoder.heads=4",
+            r"there decoder\.heads is 2, here 4: give the same model options \(model\.decoder\.heads=2\)$",
+        ),
+        ("model.encoder.heads=4", r"there encoder\.heads is 2, here 4: give the same"),
+        ("model.decoder.depth=2", r"there decoder\.depth is 1, here 2: give the same"),
+    ):
+        with pytest.raises(ValueError, match=rf"^init=.*: {message}"):
+            run.build(config(*model, f"init={out}", option))
+        if "heads" in option:
+            with pytest.raises(ValueError, match=r"of another model \(there model\..*heads is 2, here 4\); resume"):
+                run.train(config(*model, option, "resume=true", f"out={out}"))
+    with pytest.raises(ValueError, match=r"a model made to translate, but this one is to caption; choose out="):
+        run.train(config(*TINY, "resume=true", f"out={out}"))
+    other = ["data=translation", "data.source.train_size=20", "data.source.val_size=4", "data.source.test_size=4"]
+    with pytest.raises(ValueError, match=r"^init=.*its vocabulary lacks 100 % of the words of data=translation"):
+        run.build(config(*seq2seq("text_transformer", "transformer"), *other, f"init={out}"))
+
+
+def test_self_critical_training_without_a_start(config, tmp_path):
+    with pytest.raises(ValueError, match=r"^task=self_critical starts from a model .*: give init=RUN$"):
+        run.train(config(*seq2seq(), *DIGITS, *SHORT, "task=self_critical", f"out={tmp_path}"))
+
+
+def test_classes_that_are_too_few(config, tmp_path):
+    root = write_folder(tmp_path, names=("red",))
+    with pytest.raises(ValueError, match=r"^data=image_folder: 1 class \('red'\), and a classifier tells at least 2"):
+        run.build(config("model=vit_classify", *VIT, "data=imagenet", f"data.root={root}"))
+    with pytest.raises(InstantiationException, match=r"model\.head\.dropout=2: a number from 0 to 1"):
+        run.build(config("model=vit_classify", *VIT, *SCENES, "model.head.dropout=2"))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], r"compare: error: a run is named twice"),
+        (["{"], r"1.scores\.json: damaged \(.*\); score the run again"),
+        (["[]"], r"1.scores\.json: no scores by length"),
+        (['{"by_length": [{"low": 1}]}'], r"1.scores\.json: no facts or no lengths in it; score the run again"),
+        (["SAME"], r"0 and 1 were scored on different sentences"),
+    ],
+)
+def test_runs_that_do_not_compare(files, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "scripts"))
+    import compare
+
+    row = {"low": 1, "high": 2, "count": 1, "exact": 0.5, "bleu": 0.5}
+    good = json.dumps({"by_length": [row], "facts": {"data": "pairs", "split": "val"}})
+    for number, text in enumerate([good, *files]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "scores.json").write_text(good if text == "SAME" else text)
+        lines = f"id\tsource\toutput\ttarget\n1\ta {number}\tb\tc\n"
+        (tmp_path / str(number) / "translations.tsv").write_text(lines)
+    runs = [str(tmp_path / str(number)) for number in ((0, 1) if files else (0, 0))]
+    assert compare.main([*runs, "--out", str(tmp_path / "f.png")]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(message, err)
+    assert err.count("\n") == 1
+    assert out == ""

@@ -299,7 +299,7 @@ def test_the_loss_of_a_step_by_loops(baseline: str, monkeypatch: pytest.MonkeyPa
                 logits = task.model.decoder(one, inputs).logits[0, 0, -1, [EOS, UNK, DOG, CAT]]
                 total -= (worth[b][k] - level) * logits.log_softmax(0)[[EOS, UNK, DOG, CAT].index(token)].item()
                 words += 1
-    assert float(loss) == pytest.approx(total / words, rel=1e-4)
+    assert loss.item() == pytest.approx(total / words, rel=1e-4)
     assert seen == pytest.approx(
         {"train/loss": total / words, "train/reward": np.mean(worth), "train/baseline": np.mean(levels)}, rel=1e-4
     )
@@ -310,7 +310,7 @@ def test_cross_entropy_is_mixed_in() -> None:
     for mix in (0.0, 0.3, 1.0):
         task = make_task(cross_entropy=mix, label_smoothing=0.1)
         torch.manual_seed(5)
-        steps[mix] = float(task.training_step(batch((0, 1)), 0))
+        steps[mix] = task.training_step(batch((0, 1)), 0).item()
     with torch.no_grad():
         usual, _ = caption_loss(task.model(batch((0, 1))).logits, batch((0, 1)).captions[:, :, 1:], label_smoothing=0.1)
     assert steps[1.0] == pytest.approx(float(usual), rel=1e-5)
@@ -380,12 +380,20 @@ def test_a_loss_that_is_not_finite_stops_with_the_cause(monkeypatch: pytest.Monk
         ({"samples": 0, "baseline": "greedy"}, "task.samples=0: a whole number of at least 1 is wanted"),
         ({"cross_entropy": 1.5}, "task.cross_entropy=1.5: a number from 0 to 1 is wanted"),
         ({"sample_length": 10}, "task.sample_length=10: a whole number from 1 to 9 is wanted"),
-        ({"temperature": 0.0}, "temperature=0.0 must be at least 1e-6"),
+        ({"temperature": 0.0}, "task.temperature=0.0: a number of at least 1e-06 is wanted"),
     ],
 )
 def test_options_out_of_range_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         make_task(**options)
+
+
+def test_hard_attention_is_refused() -> None:
+    hard = RnnDecoder(vocab_size=V, memory_width=8, width=8, embed_width=8, attention_width=8, hard=True)
+    model = CaptionModel(RnnTextEncoder(vocab_size=9, width=8, embed_width=8), hard)
+    live = {"search": Greedy(max_length=4), "decode": decode, "judge": lambda captions: {}}
+    with pytest.raises(ValueError, match=r"draws words, not places: set model\.decoder\.hard=false$"):
+        SelfCriticalTask(model, references=GOLD, **live)
 
 
 def test_the_config_has_every_option_but_the_live_parts(config) -> None:

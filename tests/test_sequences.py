@@ -509,9 +509,13 @@ def test_alignment_of_the_first_target_is_kept(tmp_path):
         ("a\tb\n\tc\nd\t \n", r"2 lines with a side that has no letter or digit: lines 2, 3;.*on_bad=skip"),
         ("a\tb\nc\n", r"1 lines without the 2 fields of the first: line 2"),
         ("a b\n", r"line 1 has no tab; each line is source<TAB>target: 'a b'"),
-        ("", "no pairs in train.tsv"),
+        ("", r"train\.tsv: no pairs in it; fill the file or take it away"),
         ("a\tb\t0-1\n", r"bad alignment \(link 0-1 between sentences of 1 and 1 words\): line 1"),
         ("a\tb\tx\n", r"bad alignment \('x' is no link like 0-0\): line 1"),
+        ("source\tsource\ttarget\na\tb\tc\n", r"train\.tsv: line 1 names the source column, 'source', more than"),
+        ("a\tb\t" + "9" * 5000 + "-0\n", r"bad alignment \('9{20}' is no link like 0-0\): line 1"),
+        ("source\ty" + "y" * 5000 + "\na\tb\n", r"no column target; line 1 has .{200}$"),
+        ("a\tb\n".encode("utf-16-le"), r"train\.tsv: UTF-16 without its mark, or no text; save it as UTF-8"),
         (b"a\tb\nc\t\xe9\n", r"train.tsv: line 2 is not UTF-8 \(byte 0xe9\)"),
         ("source\ty\na\tb\n", r"no column target; line 1 has \['source', 'y'\]"),
     ],
@@ -562,13 +566,28 @@ def test_validation_share_depends_on_the_sentences_alone(tmp_path):
 
 
 def test_which_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no .*tsv or .*txt; name the file with file="):
+    with pytest.raises(FileNotFoundError, match=r"no .*tsv or .*txt; name the file with data\.source\.file="):
         PairsSource(tmp_path)
     write(tmp_path / "fra.txt", "Go.\tVa !\tCC-BY someone\nRun!\tCours !\tCC-BY\n")
     assert [r.targets for r in PairsSource(tmp_path, split_column=None).split("train")] == [("Va !",), ("Cours !",)]
     write(tmp_path / "deu.txt", "Go.\tGeh.\n")
-    with pytest.raises(ValueError, match=r"several files fit \(deu.txt, fra.txt\); choose one with file="):
+    with pytest.raises(
+        ValueError, match=r"several files fit \(deu.txt, fra.txt\); choose one with data\.source\.file="
+    ):
         PairsSource(tmp_path)
     assert PairsSource(tmp_path, file="deu.txt").split("train")[0].targets == ("Geh.",)
-    with pytest.raises(ValueError, match="on_bad 'drop': choose error or skip"):
+    with pytest.raises(ValueError, match=r"data\.source\.on_bad=drop: choose error or skip"):
         PairsSource(tmp_path, file="deu.txt", on_bad="drop")
+
+
+def test_one_column_is_not_both_sides(tmp_path):
+    (tmp_path / "train.tsv").write_text("source\ttarget\na\tb\n")
+    with pytest.raises(ValueError, match=r"^data\.source\.target_column=Source is the source column, too"):
+        PairsSource(tmp_path, target_column="Source")
+
+
+def test_a_split_file_without_pairs_is_named(tmp_path):
+    (tmp_path / "train.tsv").write_text("a\tb\nc\td\n")
+    (tmp_path / "val.tsv").write_text("")
+    with pytest.raises(ValueError, match=r"val\.tsv: no pairs in it; fill the file or take it away$"):
+        PairsSource(tmp_path).split("train")

@@ -460,3 +460,13 @@ def test_links_of_a_sheet_follow_the_words_of_the_tokenizer(tmp_path: Path) -> N
     (file,) = draw_alignments(Telling(made, {"A , b": "x y"}), made, tmp_path, count=1)
     lines = (tmp_path / f"{file.stem}.txt").read_text().splitlines()
     assert lines[3].endswith("known: b (word 2)")
+
+
+def test_aligning_lists_that_do_not_fit() -> None:
+    translator = make()
+    with pytest.raises(ValueError, match=r"as many of each, are wanted; got 2 and 1$"):
+        translator.align(["a", "b"], ["c"])
+    with pytest.raises(ValueError, match=r"got a text and a text$"):
+        translator.align("a", "c")
+    with pytest.raises(ValueError, match=r"^batch_size=0: must be at least 1$"):
+        translator.align(["a"], ["c"], batch_size=0)

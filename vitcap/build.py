@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -80,7 +80,7 @@ def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
             "a frozen encoder with random weights learns nothing: set model.encoder.weights=FILE or "
             "model.encoder.pretrained=true, or train it with model.encoder.trainable=all"
         )
-    encoder = instantiate(encoder_config)
+    encoder = _make("encoder", encoder_config)
     parts: dict[str, Any] = {"encoder": encoder_config}
     scale: dict[str, Any] = {}
     if isinstance(data, CaptionData):
@@ -91,6 +91,11 @@ def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
         classes = getattr(data.source, "classes", None)
         if classes is None:
             raise ValueError(f"data={data.source.name} has no classes: choose data=shapes or data=imagenet")
+        if len(classes) < 2:
+            raise ValueError(
+                f"data={data.source.name}: {len(classes)} class ({', '.join(map(repr, classes))}), and a classifier "
+                "tells at least 2 apart: add the folders of the others, or check the class index"
+            )
         names = getattr(data.source, "class_names", classes)
         head = {**plain(cfg.model.head), "classes": len(classes)}
         head.pop("_partial_", None)
@@ -102,7 +107,7 @@ def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
         decoder_config = plain(cfg.model.decoder)
         decoder_config.pop("_partial_", None)
         decoder_config |= {"vocab_size": data.spec.vocab_size, "memory_width": encoder.width}
-        decoder = instantiate(decoder_config)
+        decoder = _make("decoder", decoder_config)
         _check_lengths(cfg, decoder)
         model = CaptionModel(encoder, decoder, **scale)
         parts |= {"decoder": decoder_config, "tokenizer": data.tokenizer, "decode": plain(cfg.decode)}
@@ -114,6 +119,19 @@ def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
     return Parts(kind, data, model, checkpoint.describe(kind=kind, facts=facts, **parts))
 
 
+def _make(part: str, config: dict[str, Any]) -> Any:
+    """The encoder or decoder of a config. What is wrong with an option of it says of which part."""
+    try:
+        return instantiate(config)
+    except InstantiationException as error:
+        cause: BaseException = error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, OSError) or f"model.{part}" in str(cause):
+            raise
+        raise ValueError(f"model.{part}: {cause}") from error
+
+
 def _start(path: str, kind: str, data: Any) -> checkpoint.Saved:
     """The model that training starts from; its vocabularies become the data's."""
     saved = checkpoint.read(path)
@@ -122,24 +140,35 @@ def _start(path: str, kind: str, data: Any) -> checkpoint.Saved:
     for name in ("tokenizer", "source_tokenizer"):
         if name in saved.description:
             setattr(data, name, Tokenizer.from_json(saved.description[name]))
+            _check_words(path, getattr(data, name), data, "source" if name == "source_tokenizer" else "target")
     return saved
 
 
-TRAINING_ONLY = {"dropout", "drop_path", "weights", "weights_size", "pretrained", "trainable", "soft_share"}
-"""Options of encoders and decoders that do not change what a trained model computes."""
+def _check_words(path: str, tokenizer: Tokenizer, data: Any, side: str) -> None:
+    """Whether a vocabulary that is taken over knows the words of the training texts."""
+    records = data.records("train")
+    records = records[:: max(len(records) // 2000, 1)]
+    if isinstance(data, CaptionData):
+        texts = [caption for record in records for caption in record.captions]
+    else:
+        texts = [text for r in records for text in ((r.source,) if side == "source" else r.targets)]
+    unknown = tokenizer.unknown_share(texts)
+    told = f"its vocabulary lacks {100 * unknown:.0f} % of the words of data={data.source.name}"
+    if unknown > 0.5:
+        raise ValueError(f"init={path}: {told}: name the data that it is for, or train anew without init")
+    if unknown > 0.1:
+        log.warning("init=%s: %s, which can never be said or read", path, told)
 
 
 def _load(model: nn.Module, saved: checkpoint.Saved, parts: dict[str, Any]) -> None:
     """Weights of another model of the same build. Raises ValueError that names the first option or entry that differs:
     some options, such as the kind of positions, change a model without changing a shape."""
-    for part in ("encoder", "decoder"):
-        theirs, ours = saved.description.get(part, {}), parts.get(part, {})
-        for key in theirs.keys() & ours.keys() - TRAINING_ONLY:
-            if json.dumps(theirs[key]) != json.dumps(ours[key]):
-                raise ValueError(
-                    f"init={saved.path}: there {part}.{key} is {theirs[key]}, here {ours[key]}: give the same model "
-                    f"options (model.{part}.{key}={theirs[key]})"
-                )
+    if other := checkpoint.difference(saved.description, parts):
+        option, theirs, ours = other
+        raise ValueError(
+            f"init={saved.path}: there {option} is {theirs}, here {ours}: give the same model options "
+            f"(model.{option}={theirs})"
+        )
     try:
         checkpoint.load_weights(model, saved)
     except checkpoint.CheckpointError as error:
@@ -176,6 +205,8 @@ def build_task(cfg: DictConfig, parts: Parts) -> tuple[L.LightningModule, str, s
         judge = sentence_judge(data, "val") if isinstance(data, SentenceData) else caption_judge(data, "val")
         live = {"search": instantiate(cfg.validation_decode), "decode": data.tokenizer.decode, "judge": judge}  # type: ignore[union-attr]
         if str(cfg.task._target_).endswith(".SelfCriticalTask"):
+            if cfg.init is None and not cfg.resume:
+                raise ValueError("task=self_critical starts from a model that cross-entropy has trained: give init=RUN")
             live["references"] = data.references("train")
     try:
         task = instantiate(cfg.task)(parts.model, **live)

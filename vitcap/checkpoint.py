@@ -80,6 +80,21 @@ def describe(
     return {"format": FORMAT, "kind": kind, **parts, "facts": {**(facts or {}), "encoder_origin": origin}}
 
 
+TRAINING_ONLY = {"dropout", "drop_path", "weights", "weights_size", "pretrained", "trainable", "soft_share"}
+"""Options of encoders and decoders that do not change what a trained model computes."""
+
+
+def difference(saved: dict[str, Any], own: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first option of two descriptions' encoders or decoders by which they compute something else, such as
+    ("decoder.heads", 2, 4); None if there is none, or none that both have."""
+    for part in ("encoder", "decoder"):
+        theirs, ours = saved.get(part, {}), own.get(part, {})
+        for key in theirs:
+            if key in ours and key not in TRAINING_ONLY and json.dumps(theirs[key]) != json.dumps(ours[key]):
+                return f"{part}.{key}", theirs[key], ours[key]
+    return None
+
+
 def build(part: dict[str, Any], **more: Any) -> Any:
     """Instance of `_target_`, a model of vitcap.models or a search of vitcap.decoding; other entries, and `more`, are
     arguments."""

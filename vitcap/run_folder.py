@@ -50,10 +50,15 @@ def check_resume(file: str, model: nn.Module, description: dict[str, Any]) -> No
     saved = checkpoint.read(file)
     if file.endswith(".safetensors"):
         raise ValueError(f"{file}: a finished model without the state of training; resume from a {LAST.as_posix()}")
+    if saved.kind != description["kind"]:
+        raise ValueError(f"{file}: a model made to {saved.kind}, but this one is to {description['kind']}; choose out=")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     other = [name for name, tensor in saved.weights.items() if shapes.get(name) != tensor.shape]
     for part, name in (("tokenizer", "vocabulary"), ("source_tokenizer", "source vocabulary"), ("classes", "classes")):
         if saved.description.get(part) != description.get(part):
             other.insert(0, name)
+    if not other and (difference := checkpoint.difference(saved.description, description)):
+        told = "there model.{} is {}, here {}".format(*difference)
+        raise ValueError(f"{file}: of another model ({told}); resume with the options it was started with")
     if other:
         raise ValueError(f"{file}: of another model ({other[0]} differs); resume with the options it was started with")

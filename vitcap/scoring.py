@@ -102,6 +102,8 @@ def _open(cfg: DictConfig, door: Door, named: str) -> Any:
         raise ValueError(f"{wrong[0]}= is for captions of pictures, and {named} is a {kind}: leave it out")
     if classify and cfg.get("decode"):
         raise ValueError(f"decode= is for models that write, and {named} is a classifier: leave it out")
+    if isinstance(door, Captioner) and not any(record.captions for record in data.records(cfg.split)):
+        raise ValueError(f"data={data.source.name}, split {cfg.split}: no picture has a caption to score against")
     trained_on = door.description.get("facts", {}).get("data")
     if trained_on not in (None, data.source.name):
         log.warning(

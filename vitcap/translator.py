@@ -121,6 +121,12 @@ class Translator(Writer):
         heads and the word's tokens, and the sum over the tokens of a source word. Raises ValueError for a model without
         attention, and quotes a sentence of which nothing is left.
         """
+        require_counts(batch_size=batch_size)
+        if isinstance(sources, str) or isinstance(targets, str) or len(sources) != len(targets):
+            raise ValueError(
+                "a list of source and one of target sentences, as many of each, are wanted; got "
+                + " and ".join("a text" if isinstance(x, str) else str(len(x)) for x in (sources, targets))
+            )
         found: list[NDArray[np.float64]] = []
         for start in range(0, len(sources), batch_size):
             ids = [self.encode(sentence) for sentence in sources[start : start + batch_size]]
@@ -156,6 +162,16 @@ class Translator(Writer):
     def source_words(self, sentence: str) -> list[str]:
         """The words of a source sentence, as the columns of an alignment have them."""
         return [word for word, _, _ in self.source_tokenizer.words(self.encode(sentence))]
+
+    def unknown_words(self, sentence: str) -> list[str]:
+        """The words of a source sentence that the vocabulary does not have; none where it is made of pieces."""
+        if self.source_tokenizer.kind == "bpe":
+            return []
+        return [
+            word
+            for word in self.source_tokenizer.clean(sentence).split()
+            if self.source_tokenizer.unknown_share([word])
+        ]
 
     def encode(self, sentence: str) -> torch.Tensor:
         """Token ids (S,) of a source sentence. Raises ValueError, which quotes it, where none is left."""

@@ -26,6 +26,12 @@ def require_number(name: str, value: object, low: float, high: float = math.inf,
         raise ValueError(f"{name}={value}: a {'whole ' if whole else ''}number {limits} is wanted")
 
 
+def require_sizes(**sizes: object) -> None:
+    """ValueError that names the first of the sizes that is no whole number of at least 1."""
+    for name, value in sizes.items():
+        require_number(name, value, 1, whole=True)
+
+
 Grid = tuple[int, int]
 """(rows, columns) of the spatial memory tokens."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vitcap.cli.options import MOST, add_loading, add_search, build_search, load, number, require_model
+from vitcap.cli.options import MOST, UsageError, add_loading, add_search, build_search, load, number, require_model
 from vitcap.drawing import alignment_page, save_sheet
 
 
@@ -39,11 +40,16 @@ def run(arguments: argparse.Namespace) -> int:
     translator = load(arguments, "translate")
     options = {"search": build_search(arguments, translator.search, arguments.n_best), "seed": arguments.seed}
     options["need_attention"] = folder is not None
+    search = options["search"] or translator.search
+    limit = getattr(translator.model.decoder, "max_length", None)
+    if limit is not None and search.max_length > limit:
+        raise UsageError(f"--max-length {search.max_length}: the model's decoder ends at {limit}")
     sentences, size = iter(arguments.sentences), arguments.batch_size
     if arguments.sentences in ([], ["-"]):
         sentences = _lines()
         size = 1 if sys.stdin.isatty() else size  # who types a sentence waits for its translation
-    total = failed = 0
+    total = failed = puzzling = 0
+    unknown: Counter[str] = Counter()
     while part := list(islice(sentences, size)):
         for sentence, found in zip(part, _translate(translator, part, options), strict=True):
             total += 1
@@ -53,9 +59,17 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"vitcap: sentence {total}: {found}", file=sys.stderr)
             else:
                 texts = [found.text, *(other.text for other in found.alternatives)]
+                words = translator.unknown_words(sentence)
+                unknown.update(words)
+                puzzling += bool(words)
                 if folder is not None:
                     _draw(translator, sentence, found, folder, total)
             print("\t".join(" ".join(text.split()) for text in (sentence, *texts)), flush=True)
+    if puzzling:
+        words = ", ".join(word for word, _ in unknown.most_common(5)) + (", ..." if len(unknown) > 5 else "")
+        print(
+            f"vitcap: {puzzling} of {total} sentences have words that the model does not know: {words}", file=sys.stderr
+        )
     if failed:
         print(f"vitcap: {failed} of {total} sentences could not be translated", file=sys.stderr)
     return 1 if failed else 0
@@ -84,8 +98,13 @@ def _translate(translator: Any, sentences: Sequence[str], options: dict[str, Any
 
 
 def _draw(translator: Any, sentence: str, found: Any, folder: Path, place: int) -> None:
-    """Write one alignment matrix. ValueError for a model without attention."""
+    """Write one alignment matrix. ValueError for a model without attention, or a folder that cannot be written to."""
     if found.attention is not None and not found.words:
         print(f"vitcap: sentence {place}: the model gave no words, so there is no alignment to draw", file=sys.stderr)
         return
-    save_sheet(folder / f"{place:04d}.png", *alignment_page(translator, sentence, found))
+    try:
+        save_sheet(folder / f"{place:04d}.png", *alignment_page(translator, sentence, found))
+    except ValueError as error:
+        if found.attention is None:
+            raise
+        print(f"vitcap: sentence {place}: not drawn, {error}", file=sys.stderr)

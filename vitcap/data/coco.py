@@ -136,10 +136,10 @@ class KarpathySource(FileSource):
         self.lists = {} if there else find_lists(self.root, lists)
         if not self.lists:
             try:
-                self.file = self.root / json if json else only_file(self.root, split_files, "json")
+                self.file = self.root / json if json else only_file(self.root, split_files, "data.source.json")
             except FileNotFoundError as error:
                 raise FileNotFoundError(
-                    f"{error}, or the folder of coco_val.txt and coco_test.txt with lists="
+                    f"{error}, or the folder of coco_val.txt and coco_test.txt with data.source.lists="
                 ) from None
 
     @cached_property

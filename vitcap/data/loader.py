@@ -228,6 +228,7 @@ class BatchLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         self._done = self.batches.start
+        whole, some = self.batches.shuffle and not self._done, False
         for batch, bad in super().__iter__():
             self.batches.start = 0  # the sampler has read it; the next epoch starts at its beginning
             self._done += 1
@@ -238,7 +239,11 @@ class BatchLoader(DataLoader[Any]):
                     log.warning("left out: %s", record.reason)
                     self.bad[record.id] = record.reason
             if batch is not None:
+                some = True
                 yield batch
+        if whole and self.bad and not some:
+            first = next(iter(self.bad.values()))
+            raise ValueError(f"none of the {len(self.bad)} training records can be read, the first: {first}")
 
     def state_dict(self) -> dict[str, int]:
         """Batches of this epoch that were handed out."""

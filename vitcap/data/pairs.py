@@ -17,7 +17,7 @@ from vitcap.data.sequences import SPLITS, SequenceRecord
 log = logging.getLogger(__name__)
 
 _SPLIT_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("val", "dev", "valid", "validation"), "val")}
-_LINK = re.compile(r"(\d+)-(\d+)")
+_LINK = re.compile(r"(\d{1,6})-(\d{1,6})")
 
 
 class _Line(NamedTuple):
@@ -67,9 +67,11 @@ class PairsSource:
     ) -> None:
         self.root = existing_folder(root)
         if val_fraction is not None and not (isinstance(val_fraction, int | float) and 0 < val_fraction < 1):
-            raise ValueError(f"val_fraction {val_fraction}: a share between 0 and 1 is wanted")
+            raise ValueError(f"data.source.val_fraction={val_fraction}: a share between 0 and 1 is wanted")
         if on_bad not in ("error", "skip"):
-            raise ValueError(f"on_bad {on_bad!r}: choose error or skip")
+            raise ValueError(f"data.source.on_bad={on_bad}: choose error or skip")
+        if source_column.strip().casefold() == target_column.strip().casefold():
+            raise ValueError(f"data.source.target_column={target_column} is the source column, too: name two columns")
         self.val_fraction, self.split_seed, self.on_bad = val_fraction, split_seed, on_bad
         self.columns = {"source": source_column, "target": target_column, "alignment": alignment_column}
         if split_column is not None:
@@ -80,7 +82,9 @@ class PairsSource:
             if len(same := [path.name for path, other in self.files.items() if other == split]) > 1:
                 raise ValueError(f"{self.root}: {' and '.join(same)} are both the split {split!r}; keep one")
         if not self.files:
-            self.files = {self.root / file if file else only_file(self.root, ["*.tsv", "*.txt"], "file"): ""}
+            self.files = {
+                self.root / file if file else only_file(self.root, ["*.tsv", "*.txt"], "data.source.file"): ""
+            }
         self.report: Counter[str] = Counter()
 
     def splits(self) -> tuple[str, ...]:
@@ -99,10 +103,11 @@ class PairsSource:
         self.report.clear()
         grouped: dict[str, dict[str, list[_Line]]] = {}
         for path, split in self.files.items():
-            for line in self._read(path, split):
+            lines = self._read(path, split)
+            if not lines:
+                raise ValueError(f"{path}: no pairs in it; fill the file or take it away")
+            for line in lines:
                 grouped.setdefault(line.split, {}).setdefault(line.source, []).append(line)
-        if not grouped:
-            raise ValueError(f"{self.root}: no pairs in {', '.join(path.name for path in self.files)}")
         for split, others in (("train", ("val", "test")), ("val", ("test",))):
             for other in others:
                 self._separate(grouped, split, other)
@@ -159,13 +164,16 @@ class PairsSource:
     def _header(self, path: Path, fields: list[str], is_split: bool) -> tuple[int, dict[str, int]]:
         """Lines of header (0 or 1), and the place of each column."""
         names = [field.strip().casefold() for field in fields]
+        for column, wanted in self.columns.items():
+            if names.count(wanted.casefold()) > 1:
+                raise ValueError(f"{path}: line 1 names the {column} column, {wanted!r}, more than once: rename one")
         named = {column: names.index(n.casefold()) for column, n in self.columns.items() if n.casefold() in names}
         if "source" in named and "target" in named:
             return 1, named
         given = [self.columns[side] for side in ("source", "target") if self.columns[side] != side]
         if given or "source" in named or "target" in named:
             lacking = [self.columns[side] for side in ("source", "target") if side not in named]
-            raise ValueError(f"{path}: no column {' and no column '.join(lacking)}; line 1 has {fields}")
+            raise ValueError(f"{path}: no column {' and no column '.join(lacking)}; line 1 has {str(fields)[:200]}")
         if len(fields) < 2:
             raise ValueError(f"{path}: line 1 has no tab; each line is source<TAB>target: {fields[0][:80]!r}")
         order = ["source", "target"] + (["alignment"] if is_split else ["split", "alignment"])
@@ -204,7 +212,10 @@ class PairsSource:
         train = grouped["train"]
         count = max(1, round(self.val_fraction * len(train)))
         if count >= len(train):
-            raise ValueError(f"{self.root}: val_fraction {self.val_fraction} of {len(train)} sources leaves none")
+            raise ValueError(
+                f"{self.root}: val_fraction {self.val_fraction} of {len(train)} sources leaves none to train on: add "
+                "sources, or lower it"
+            )
         order = sorted(train, key=lambda text: hashlib.sha256(f"{self.split_seed}:{text}".encode()).digest())
         chosen = set(order[:count])
         grouped["val"] = {source: lines for source, lines in train.items() if source in chosen}

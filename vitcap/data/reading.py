@@ -40,6 +40,8 @@ def read_text(path: Path) -> str:
     data = path.read_bytes()
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ValueError(f"{path}: UTF-16; save it as UTF-8")
+    if 3 * data.count(0) > len(data):  # every second byte of most text in UTF-16
+        raise ValueError(f"{path}: UTF-16 without its mark, or no text; save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

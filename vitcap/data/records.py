@@ -120,6 +120,8 @@ class FileSource(ABC):
             )
         if not carve and name not in own:
             hint = "; set data.source.val_fraction to take some of train" if name == "val" else ""
+            if name == "train" and "all" in own:
+                hint = ", or set data.source.val_fraction to make train and val of it"
             raise ValueError(
                 f"{self.root}: no split {name!r}; there is {_listed(own) or 'none'}{self._why_not(name)}{hint}"
             )

@@ -69,7 +69,7 @@ class FlickrSource(FileSource):
         else:
             usual = [(folder, name) for name in _FLICKR_FILES for folder in folders if any(folder.glob(name))]
             folder, pattern = usual[0] if usual else (self.root, " or ".join(_FLICKR_FILES[:4]))
-            self.file = only_file(folder, [pattern], "captions")
+            self.file = only_file(folder, [pattern], "data.source.captions")
         if lists is not None and not isinstance(lists, Mapping):
             raise ValueError(f"data.source.lists={lists}: one a split is wanted, such as {{train: {lists}}}")
         if lists:
@@ -187,7 +187,9 @@ class TableSource(FileSource):
         on_missing: str = "error",
     ) -> None:
         super().__init__(root, val_fraction=val_fraction, split_seed=split_seed, on_missing=on_missing)
-        self.file = self.root / file if file else only_file(self.root, ["*.csv", "*.tsv", "*.jsonl"], "file")
+        self.file = (
+            self.root / file if file else only_file(self.root, ["*.csv", "*.tsv", "*.jsonl"], "data.source.file")
+        )
         if self.file.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
             raise ValueError(f"{self.file}: a .csv, .tsv or .jsonl file is wanted")
         self.image_column, self.caption_column, self.split_column = image_column, caption_column, split_column

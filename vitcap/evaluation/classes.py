@@ -33,6 +33,9 @@ def predict_split(
         if progress is not None:
             progress(done, len(data.records(split)))
     data.bad[split].update(loader.bad)
+    if not parts:
+        first = next(iter(data.bad[split].values()), "the split is empty")
+        raise ValueError(f"data={data.source.name}, split {split}: no picture can be read ({first})")
     return Predictions.join(parts)
 
 

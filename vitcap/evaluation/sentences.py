@@ -66,6 +66,7 @@ def evaluate_sentences(
             "sentences": len(texts),
             "unreadable_sentences": len(data.bad[split]),
             "cut_by_maximum_length": unfinished,
+            "cut_sources": sum(len(translator.source_tokenizer.encode(r.source)) > data.max_length for r in records),
             "decoding": describe_search(search),
             "seed": seed,
             **(facts or {}),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitcap.metrics.bleu import bleu, check
+from vitcap.types import require_number
 
 Link = tuple[int, int]
 
@@ -47,7 +48,10 @@ def alignment_scores(
             "possible links"
         )
     links = hits_sure = hits_possible = wanted = 0
-    for given, certain, allowed in zip(predicted, sure, possible, strict=True):
+    for place, (given, certain, allowed) in enumerate(zip(predicted, sure, possible, strict=True)):
+        for link in (*given, *certain, *allowed):
+            if not (isinstance(link, tuple) and len(link) == 2):
+                raise ValueError(f"sentence {place}: {link!r} is no link: pairs (source word, target word) are wanted")
         a, s = set(given), set(certain)
         links, wanted = links + len(a), wanted + len(s)
         hits_sure, hits_possible = hits_sure + len(a & s), hits_possible + len(a & (s | set(allowed)))
@@ -77,6 +81,7 @@ def links_from_attention(weights: ArrayLike, *, threshold: float | None = None) 
     """
     matrix = _matrix(weights)
     if threshold is not None:
+        require_number("threshold", threshold, 0, 1)
         return frozenset((int(source), int(target)) for target, source in np.argwhere(matrix >= threshold))
     return frozenset((int(source), target) for target, source in enumerate(matrix.argmax(1)))
 
@@ -177,6 +182,7 @@ def equal_bins(lengths: Sequence[int], groups: int = 4) -> list[tuple[int, int]]
     """At most `groups` ranges (low, high), both included, without gaps, that hold about as many of the lengths each."""
     if not lengths:
         raise ValueError("no lengths to make ranges of")
+    require_number("groups", groups, 1, whole=True)
     ordered = sorted(lengths)
     highs = sorted({ordered[math.ceil(len(ordered) * part / groups) - 1] for part in range(1, groups + 1)})
     lows = [ordered[0], *(high + 1 for high in highs[:-1])]

@@ -77,7 +77,7 @@ class ImageClassifier(EncoderModel):
     ) -> None:
         super().__init__(encoder, mean=mean, std=std)
         require_number("classes", classes, 2, whole=True)
-        require_number("model.dropout", dropout, 0, 1)
+        require_number("model.head.dropout", dropout, 0, 1)
         self.classes = classes
         self.drop = nn.Dropout(dropout)
         # Some CNNs have one more layer between the pooling and the classifier, which may be wider.

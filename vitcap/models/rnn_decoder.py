@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitcap.models.decoder import StepDecoder, select_groups
 from vitcap.nn.alignment import make_alignment
-from vitcap.types import PAD, DecoderOutput, Memory
+from vitcap.types import PAD, DecoderOutput, Memory, require_sizes
 
 GATES = ("channel", "scalar", "none")
 INITIALS = ("mean", "pooled")
@@ -88,6 +88,7 @@ class RnnDecoder(StepDecoder):
         initial: str = "mean",
     ) -> None:
         super().__init__()
+        require_sizes(width=width, embed_width=embed_width, attention_width=attention_width)
         for name, value, choices in (("gate", gate, GATES), ("initial", initial, INITIALS)):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

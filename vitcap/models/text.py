@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vitcap.nn.blocks import EncoderBlock, init_transformer
 from vitcap.nn.position import line, make_position
-from vitcap.types import PAD, Memory
+from vitcap.types import PAD, Memory, require_sizes
 
 
 class RnnTextEncoder(nn.Module):
@@ -27,6 +27,7 @@ class RnnTextEncoder(nn.Module):
         self, *, vocab_size: int, width: int = 256, embed_width: int = 256, depth: int = 1, dropout: float = 0.1
     ) -> None:
         super().__init__()
+        require_sizes(width=width, embed_width=embed_width, depth=depth)
         if width < 2 or width % 2:
             raise ValueError(f"width {width} cannot be shared by 2 directions: it must be even")
         self.width = width
@@ -85,6 +86,7 @@ class TransformerTextEncoder(nn.Module):
         scale_embedding: bool = False,
     ) -> None:
         super().__init__()
+        require_sizes(width=width, depth=depth, heads=heads, max_length=max_length)
         self.width = width
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.embed = nn.Embedding(vocab_size, width, padding_idx=PAD)

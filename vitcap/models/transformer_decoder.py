@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitcap.models.decoder import StepDecoder, select_groups
 from vitcap.nn.blocks import DecoderBlock, init_transformer
 from vitcap.nn.position import line, make_position
-from vitcap.types import PAD, DecoderOutput, Memory
+from vitcap.types import PAD, DecoderOutput, Memory, require_sizes
 
 KeyValue = tuple[Tensor, Tensor]
 
@@ -75,6 +75,7 @@ class TransformerDecoder(StepDecoder):
         tie: bool = True,
     ) -> None:
         super().__init__()
+        require_sizes(width=width, depth=depth, heads=heads, max_length=max_length)
         self.vocab_size, self.depth = vocab_size, depth
         self.max_length = max_length if position == "learned" else None
         self.scale = math.sqrt(width) if scale_embedding else 1.0

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitcap.nn.position import Position
+from vitcap.nn.position import AlibiPosition, Position, RotaryPosition
+from vitcap.types import require_sizes
 
 # On CPUs two batched products and a softmax in bfloat16 beat the fused kernel up to about this many keys.
 CPU_BF16_EXPLICIT_KEYS = 2048
@@ -57,8 +58,12 @@ def attend(
     """
     if q.ndim != 4 or k.ndim != 4 or len(q) != len(k) or q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    if q.shape[1] % k.shape[1]:
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
+    if bias is not None and not bias.is_floating_point():
+        raise ValueError(f"bias must be floating point, to be added to the scores, got {bias.dtype}; a mask is no bias")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout must be in 0..1, got {dropout}")
     scores = (*q.shape[:3], k.shape[2])
     for name, x in (("mask", mask), ("bias", bias)):
         if x is not None and (
@@ -134,6 +139,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
+        require_sizes(width=width)
         if heads < 1 or width % heads:
             raise ValueError(f"width {width} is not a multiple of {heads} heads")
         if kv_heads < 1 or heads % kv_heads:
@@ -156,6 +162,8 @@ class MultiHeadAttention(nn.Module):
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H', S, K) of a memory (B, S, memory_width), to be used for any number of queries."""
+        if self.memory_width is None:
+            raise ValueError("this layer attends to its own tokens; a memory needs one that is built with memory_width")
         if memory.shape[-1] != self.memory_width:
             raise ValueError(f"memory of width {memory.shape[-1]} for an attention layer built for {self.memory_width}")
         k, v = self.kv(memory).chunk(2, dim=-1)
@@ -182,6 +190,14 @@ class MultiHeadAttention(nn.Module):
         """
         if x.shape[-1] != self.width:
             raise ValueError(f"tokens of width {x.shape[-1]} for an attention layer of width {self.width}")
+        if (memory is None) != (self.memory_width is None):
+            raise ValueError(
+                "a layer with memory_width attends to a memory: give memory=layer.project_memory(...)"
+                if memory is None
+                else "this layer attends to its own tokens; a memory needs one that is built with memory_width"
+            )
+        if memory is None and coordinates is None and isinstance(self.position, RotaryPosition | AlibiPosition):
+            raise ValueError(f"{type(self.position).__name__} acts inside the layer: give coordinates of the tokens")
         bias = None
         if memory is None:
             kv = self.kv_heads * self.head_width
@@ -192,7 +208,13 @@ class MultiHeadAttention(nn.Module):
                 before = coordinates if past_coordinates is None else torch.cat((past_coordinates, coordinates))
                 bias = self.position.bias(coordinates, before)
             if past is not None:
+                for name, one in zip(("keys", "values"), past, strict=True):
+                    if one.ndim != 4 or one.shape[:2] != k.shape[:2] or one.shape[-1] != k.shape[-1]:
+                        raise ValueError(f"past {name} {tuple(one.shape)} before new ones {tuple(k.shape)}")
                 k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
+            if bias is not None and bias.shape[-2:] != (q.shape[2], k.shape[2]):
+                given = f"coordinates of {bias.shape[-2]} tokens and {bias.shape[-1]} keys"
+                raise ValueError(f"{given} for {q.shape[2]} tokens and {k.shape[2]} keys: give past_coordinates, too")
         else:
             q, (k, v) = self._split(self.q(x), self.heads), memory
         out, weights = attend(

@@ -19,6 +19,8 @@ class Mlp(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: str = "gelu") -> None:
         super().__init__()
+        if hidden < 1:
+            raise ValueError(f"a hidden layer of {hidden} (mlp_ratio times the width of {width}): raise mlp_ratio")
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         self.fc1 = nn.Linear(width, hidden)

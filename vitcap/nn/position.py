@@ -55,13 +55,27 @@ class LearnedPosition(Position):
 
     def add(self, x: Tensor, coordinates: Tensor) -> Tensor:
         """Raises ValueError beyond the table, naming both numbers."""
+        _check(x, coordinates, self.table.shape[-1], len(self.size))
         known = ~coordinates.isnan().any(-1)
         index = coordinates.nan_to_num(0.0).long()
         for axis, size in enumerate(self.size):
             last = int(index[:, axis].max()) if len(index) else 0
+            if len(index) and int(index[:, axis].min()) < 0:
+                raise ValueError(f"position {int(index[:, axis].min())} is before the learned table, which starts at 0")
             if last >= size:
                 raise ValueError(f"position {last} is beyond the learned table of {size}: raise the maximum length")
         return x + self.table[tuple(index.unbind(-1))] * known[:, None]
+
+
+def _check(x: Tensor, coordinates: Tensor, width: int, axes: int) -> None:
+    """ValueError unless x is (..., T, width) and coordinates are (T, axes)."""
+    if x.shape[-1] != width:
+        raise ValueError(f"tokens of width {x.shape[-1]} for positions of width {width}")
+    if coordinates.shape != (x.shape[-2], axes):
+        raise ValueError(
+            f"coordinates {tuple(coordinates.shape)} of {x.shape[-2]} tokens in {axes} axes: {(x.shape[-2], axes)} are "
+            "wanted"
+        )
 
 
 def frequencies(width: int, base: float = 10000.0) -> Tensor:
@@ -77,13 +91,15 @@ class SinusoidalPosition(Position):
 
     def __init__(self, width: int, axes: int = 1) -> None:
         super().__init__()
-        if width % (2 * axes):
+        if width < 1 or width % (2 * axes):
             raise ValueError(f"sinusoidal positions of {axes} axes need a width divisible by {2 * axes}, got {width}")
         self.frequency: Tensor
+        self.width, self.axes = width, axes
         self.register_buffer("frequency", frequencies(width // axes), persistent=False)
 
     def add(self, x: Tensor, coordinates: Tensor) -> Tensor:
         """Any position works, also beyond the training length."""
+        _check(x, coordinates, self.width, self.axes)
         angle = coordinates.nan_to_num(0.0)[..., None] * self.frequency  # (T, axes, D / (2 axes))
         table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
         return x + (table * ~coordinates.isnan().any(-1, keepdim=True)).to(x.dtype)
@@ -97,13 +113,15 @@ class RotaryPosition(Position):
 
     def __init__(self, head_width: int, axes: int = 1, base: float = 10000.0) -> None:
         super().__init__()
-        if head_width % (2 * axes):
+        if head_width < 1 or head_width % (2 * axes):
             raise ValueError(f"rotary positions of {axes} axes need a head width divisible by {2 * axes}: {head_width}")
         self.frequency: Tensor
+        self.head_width, self.axes = head_width, axes
         self.register_buffer("frequency", frequencies(head_width // axes, base), persistent=False)
 
     def rotate(self, x: Tensor, coordinates: Tensor) -> Tensor:
         """A token without a place is turned by angle 0, that is, not at all."""
+        _check(x, coordinates, self.head_width, self.axes)
         angle = (coordinates.nan_to_num(0.0)[..., None] * self.frequency).flatten(1)  # (T, K / 2)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
@@ -113,6 +131,8 @@ class RotaryPosition(Position):
 def alibi_slopes(heads: int) -> Tensor:
     """Slopes 2^(-8h/H), h = 1..H, for H a power of two; otherwise those of the next lower power of two, then every
     second one of the next higher (Press et al. 2022, section 3 and its published code's rule)."""
+    if heads < 1:
+        raise ValueError(f"slopes of {heads} heads: at least 1 is wanted")
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     slopes += [2 ** (-4 * h / power) for h in range(1, 2 * power, 2)][: heads - power]
@@ -142,6 +162,8 @@ def make_position(name: str, *, width: int, heads: int, size: int | tuple[int, i
     width: D; heads: H. Raises ValueError for an unknown name, or a width that the scheme cannot divide.
     """
     axes = 1 if isinstance(size, int) else 2
+    if heads < 1:
+        raise ValueError(f"positions of {heads} heads: at least 1 is wanted")
     match name:
         case "none":
             return Position()

@@ -78,6 +78,9 @@ class SelfCriticalTask(CaptionTask):
             raise ValueError(f"task.baseline={baseline}: choose one of {', '.join(BASELINES)}")
         require_number("task.samples", samples, 2 if baseline == "mean" else 1, whole=True)
         require_number("task.cross_entropy", cross_entropy, 0, 1)
+        require_number("task.temperature", temperature, 1e-6)
+        if getattr(model.decoder, "hard", False):
+            raise ValueError("self-critical training draws words, not places: set model.decoder.hard=false")
         limit: Any = getattr(model.decoder, "max_length", None)
         require_number("task.sample_length", sample_length, 1, math.inf if limit is None else limit, whole=True)
         self.greedy = Greedy(max_length=sample_length, forbid=()) if baseline == "greedy" else None

@@ -14,6 +14,7 @@ from vitcap.viz.overlay import _GREY, _INK, _MARGIN, _PAPER, Fonts, _clean, _fit
 _LINK = (64, 216, 255)
 _LONGEST = 260
 _LEGEND = 360
+_PIXELS = 100_000_000
 
 
 def alignment_matrix(
@@ -40,9 +41,14 @@ def alignment_matrix(
     matrix = _checked(weights, source_words, target_words, links)
     if not 0 < top <= 1:
         raise ValueError(f"top={top}: a weight above 0 and up to 1 is wanted")
-    if cell is not None and cell < 12:
-        raise ValueError(f"cell={cell}: at least 12 pixels are wanted, or the words cannot be read")
+    if cell is not None and not (isinstance(cell, int) and cell >= 12):
+        raise ValueError(f"cell={cell}: a whole number of at least 12 pixels is wanted, or the words cannot be read")
     side = cell or max(20, min(44, 1000 // max(matrix.shape)))
+    if (pixels := matrix.size * side * side) > _PIXELS:
+        raise ValueError(
+            f"{len(target_words)} target and {len(source_words)} source words in cells of {side} pixels make a picture "
+            f"of {pixels:,} pixels, more than {_PIXELS:,}: draw fewer words, or smaller cells"
+        )
     source_words, target_words = [_clean(w) for w in source_words], [_clean(w) for w in target_words]
     fonts = Fonts.for_text("".join([*source_words, *target_words, title or ""]), font)
     face = fonts.medium if side >= 24 else fonts.small

@@ -1,4 +1,4 @@
-"""Compare sequence-to-sequence runs by sentence length: python scripts/compare.py RUN RUN [...] [--out FILE.png].
+"""Compare sequence-to-sequence runs by sentence length: python scripts/compare.py RUN RUN [...] [--out FILE.png]
 
 Prints exact matches and BLEU-4 of each range of source lengths, with the lead of the first run over each other one, and
 draws BLEU-4 against length. Runs are the folders of scripts/train.py or scripts/evaluate.py, on the same sentences.
@@ -88,18 +88,21 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("--out", metavar="FILE", default="lengths.png", help="the figure (default: lengths.png)")
+    parser.add_argument(
+        "--out", metavar="FILE", help="the figure (default: compare.png in the folder of the first run)"
+    )
     options = parser.parse_args(arguments)
+    out = options.out or Path(options.runs[0]) / "compare.png"
     from vitcap.viz.curves import length_curves
 
     try:
         text, curves = compare(options.runs)
         print(text)
-        length_curves(curves, ylabel="BLEU-4", title="Translation quality by sentence length").save(options.out)
+        length_curves(curves, ylabel="BLEU-4", title="Translation quality by sentence length").save(out)
     except (ValueError, OSError) as error:
         print(f"compare: error: {error}", file=sys.stderr)
         return 2
-    print(f"\nfigure: {options.out}")
+    print(f"\nfigure: {out}")
     return 0
 
 

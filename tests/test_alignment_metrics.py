@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from vitcap.metrics.alignment import (
-    alignment_error_rate,
     alignment_scores,
     diagonal_share,
     equal_bins,
@@ -33,7 +32,7 @@ def test_sure_links_are_possible_without_being_named_twice():
 
 def test_error_rate_of_the_example_in_nltk():
     """The documentation of nltk.translate.metrics.alignment_error_rate: 0.6666666666666667."""
-    assert alignment_error_rate([{(0, 0), (1, 2), (2, 1)}], [SURE]) == pytest.approx(0.6666666666666667)
+    assert alignment_scores([{(0, 0), (1, 2), (2, 1)}], [SURE]).error_rate == pytest.approx(0.6666666666666667)
 
 
 def test_without_possible_links_the_error_rate_is_one_minus_f1():
@@ -46,7 +45,7 @@ def test_without_possible_links_the_error_rate_is_one_minus_f1():
 
 def test_the_corpus_is_pooled_not_averaged():
     perfect, wrong = {(i, i) for i in range(9)}, {(0, 1)}
-    assert alignment_error_rate([perfect, wrong], [perfect, {(0, 0)}]) == pytest.approx(1 - 18 / 20)
+    assert alignment_scores([perfect, wrong], [perfect, {(0, 0)}]).error_rate == pytest.approx(1 - 18 / 20)
 
 
 def test_extremes_of_the_error_rate():

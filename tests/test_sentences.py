@@ -134,7 +134,6 @@ def test_each_side_has_a_vocabulary_of_its_training_sentences() -> None:
     assert data.tokenizer.encode("one") == [UNK]
     assert UNK not in data.tokenizer.encode("uno dos tres un due tre")
     assert (data.spec.vocab_size, data.spec.source_vocab_size) == (4 + 6, 4 + 3)
-    assert data.spec.classes is None
     limited = module(train_limit=2, min_count=2)
     assert limited.source_tokenizer.encode("two three") == [4, UNK]
     assert data.references("val") == {"d": ("uno",)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 from PIL import Image
@@ -15,7 +15,7 @@ from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
 from vitcap.models.captioner import CaptionModel
 from vitcap.types import Batch
-from vitcap.writer import Caption, Search, Writer, require_counts
+from vitcap.writer import Caption, Search, Writer
 
 Picture = str | Path | Image.Image
 
@@ -39,12 +39,7 @@ class Captioner(Writer):
         self.preprocess = preprocess
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str | torch.device = "cpu") -> Captioner:
-        """Read a model file (model.safetensors or .ckpt) or a run folder. Raises CheckpointError in one line."""
-        return cls.of(checkpoint.read(path), device=device)
-
-    @classmethod
-    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Captioner:
+    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Self:
         """The captioner of a model file that is read already. Raises CheckpointError in one line."""
         d = saved.description
         return cls(
@@ -94,19 +89,21 @@ class Captioner(Writer):
         seed: of a sampling search. One picture gives one Caption, a list a list in its order.
         Raises ImageError, naming the file, for a picture that cannot be read, and ValueError for options out of range.
         """
-        require_counts(n_best=n_best, batch_size=batch_size)
-        if isinstance(pictures, (str, Path, Image.Image)):
-            one = self.caption([pictures], search=search, n_best=n_best, need_attention=need_attention, seed=seed)
-            return one[0]
-        search = self.choose_search(search, n_best)
-        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        captions: list[Caption] = []
-        for start in range(0, len(pictures), batch_size):
-            part = pictures[start : start + batch_size]
-            images = torch.stack([self.preprocess(open_picture(p)) for p in part])
-            batch = Batch(ids=tuple(range(len(part))), images=images)
-            captions += self.write(batch, search=search, generator=generator, need_attention=need_attention)
-        return captions
+        one = isinstance(pictures, Picture)
+        found = self.write_all(
+            [pictures] if one else pictures,  # type: ignore[arg-type]
+            self._batch,
+            search=search,
+            n_best=n_best,
+            need_attention=need_attention,
+            batch_size=batch_size,
+            seed=seed,
+        )
+        return found[0] if one else found
+
+    def _batch(self, pictures: Sequence[Picture]) -> Batch:
+        images = torch.stack([self.preprocess(open_picture(picture)) for picture in pictures])
+        return Batch(ids=tuple(range(len(pictures))), images=images)
 
     @property
     def grid(self) -> tuple[int, int] | None:

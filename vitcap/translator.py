@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
-from typing import Any, overload
+from dataclasses import replace
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
@@ -45,12 +45,7 @@ class Translator(Writer):
         self.source_tokenizer = source_tokenizer
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str | torch.device = "cpu") -> Translator:
-        """Read a model file (model.safetensors or .ckpt) or a run folder. Raises CheckpointError in one line."""
-        return cls.of(checkpoint.read(path), device=device)
-
-    @classmethod
-    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Translator:
+    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Self:
         """The translator of a model file that is read already. Raises CheckpointError in one line."""
         d = saved.description
         return cls(
@@ -98,19 +93,21 @@ class Translator(Writer):
         attention of the result: (T, L, H, N) over the N source tokens. Raises ValueError, which quotes the sentence,
         where no token of it is left.
         """
-        require_counts(n_best=n_best, batch_size=batch_size)
-        if isinstance(sentences, str):
-            one = self.translate([sentences], search=search, n_best=n_best, need_attention=need_attention, seed=seed)
-            return one[0]
-        search = self.choose_search(search, n_best)
-        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        found: list[Caption] = []
-        for start in range(0, len(sentences), batch_size):
-            part = sentences[start : start + batch_size]
-            ids = [self.encode(sentence) for sentence in part]
-            batch = Batch(ids=tuple(range(len(part))), source=pad_sequence(ids, True, PAD))
-            found += self.write(batch, search=search, generator=generator, need_attention=need_attention)
-        return found
+        one = isinstance(sentences, str)
+        found = self.write_all(
+            [sentences] if one else sentences,
+            self._batch,
+            search=search,
+            n_best=n_best,
+            need_attention=need_attention,
+            batch_size=batch_size,
+            seed=seed,
+        )
+        return found[0] if one else found
+
+    def _batch(self, sentences: Sequence[str]) -> Batch:
+        ids = [self.encode(sentence) for sentence in sentences]
+        return Batch(ids=tuple(range(len(ids))), source=pad_sequence(ids, True, PAD))
 
     def align(
         self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int = 64
@@ -129,16 +126,19 @@ class Translator(Writer):
             )
         found: list[NDArray[np.float64]] = []
         for start in range(0, len(sources), batch_size):
-            ids = [self.encode(sentence) for sentence in sources[start : start + batch_size]]
+            batch = self._batch(sources[start : start + batch_size])
+            assert batch.source is not None
             words = [framed(self.tokenizer, text, NO_LIMIT) for text in targets[start : start + batch_size]]
             captions = pad_sequence([torch.tensor(row) for row in words], True, PAD)[:, None]
-            batch = Batch(ids=tuple(range(len(ids))), source=pad_sequence(ids, True, PAD), captions=captions)
             with torch.inference_mode():
-                attention = self.model(batch.to(self.device), need_attention=True).attention
+                attention = self.model(replace(batch, captions=captions).to(self.device), need_attention=True).attention
             if attention is None:
                 raise NoAttention("this model has no attention, so there is no alignment to give")
             weights = attention[:, 0].mean((2, 3)).float().cpu().numpy()  # (B, T, N)
-            found += [self.by_words(w, row[1:], source) for w, row, source in zip(weights, words, ids, strict=True)]
+            found += [
+                self.by_words(w, row[1:], source)
+                for w, row, source in zip(weights, words, batch.source.tolist(), strict=True)
+            ]
         return found
 
     def by_words(self, weights: NDArray[Any], tokens: Iterable[int], source: Iterable[int]) -> NDArray[np.float64]:

@@ -131,12 +131,11 @@ class Generated:
 class DataSpec:
     """Sizes that the data decides, so that no config file has to repeat them.
 
-    vocab_size: of captions or target sentences. source_vocab_size: of source sentences. classes: C.
+    vocab_size: of captions or target sentences. source_vocab_size: of source sentences.
     """
 
     vocab_size: int | None = None
     source_vocab_size: int | None = None
-    classes: int | None = None
 
 
 @runtime_checkable

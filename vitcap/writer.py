@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -86,6 +86,38 @@ class Writer:
                 raise ValueError(f"{type(search).__name__} gives one caption; n_best={n_best} needs a beam search")
             search = replace(search, n_best=n_best, beams=max(n_best, search.beams))
         return search
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str | torch.device = "cpu") -> Self:
+        """Read a model file (model.safetensors or .ckpt) or a run folder. Raises CheckpointError in one line."""
+        return cls.of(checkpoint.read(path), device=device)
+
+    @classmethod
+    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Self:
+        """The model of a file that is read already. Raises CheckpointError in one line."""
+        raise NotImplementedError
+
+    def write_all(
+        self,
+        items: Sequence[Any],
+        make_batch: Callable[[Sequence[Any]], Batch],
+        *,
+        search: Search | None,
+        n_best: int,
+        need_attention: bool,
+        batch_size: int,
+        seed: int | None,
+    ) -> list[Caption]:
+        """One Caption for each picture or sentence, in their order.
+
+        make_batch: some of them -> a Batch. The others: see `Captioner.caption`, whose ValueErrors these are.
+        """
+        require_counts(n_best=n_best, batch_size=batch_size)
+        search = self.choose_search(search, n_best)
+        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        parts = (items[start : start + batch_size] for start in range(0, len(items), batch_size))
+        options: dict[str, Any] = {"search": search, "generator": generator, "need_attention": need_attention}
+        return [one for part in parts for one in self.write(make_batch(part), **options)]
 
     def write(
         self, batch: Batch, *, search: Search, generator: torch.Generator | None = None, need_attention: bool = False

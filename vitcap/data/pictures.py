@@ -100,11 +100,7 @@ class CaptionData(RecordData):
     @property
     def spec(self) -> DataSpec:
         """Sizes that the model takes from the data."""
-        classes = getattr(self.source, "classes", None)
-        return DataSpec(
-            vocab_size=None if self.tokenizer is None else self.tokenizer.vocab_size,
-            classes=None if classes is None else len(classes),
-        )
+        return DataSpec(vocab_size=None if self.tokenizer is None else self.tokenizer.vocab_size)
 
     def fit_to(self, wanted: dict[str, Any]) -> Preprocess:
         """Take over the preprocessing that the encoder's weights expect, with this data's own resize rule."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from random import Random
-from typing import Protocol
 
 from vitcap.data.grammar import EXAMPLE, write_pair
 from vitcap.data.phrases import Links
@@ -35,20 +34,6 @@ class SequenceRecord:
     source: str
     targets: tuple[str, ...]
     alignment: Links | None = None
-
-
-class SequenceSource(Protocol):
-    """Where sequence records come from."""
-
-    name: str
-
-    def splits(self) -> tuple[str, ...]:
-        """Names that `split` takes."""
-        ...
-
-    def split(self, name: str) -> list[SequenceRecord]:
-        """The records of a split; no source sequence is in two splits."""
-        ...
 
 
 class _Made:

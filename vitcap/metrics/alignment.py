@@ -64,15 +64,6 @@ def alignment_scores(
     )
 
 
-def alignment_error_rate(
-    predicted: Sequence[Collection[Link]],
-    sure: Sequence[Collection[Link]],
-    possible: Sequence[Collection[Link]] | None = None,
-) -> float:
-    """The error rate of `alignment_scores`, in 0..1."""
-    return alignment_scores(predicted, sure, possible).error_rate
-
-
 def links_from_attention(weights: ArrayLike, *, threshold: float | None = None) -> frozenset[Link]:
     """Links of one sentence: each target word with the source word it attends to most (the first among equals).
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitcap.viz.heatmap import is_flat
-from vitcap.viz.overlay import _GREY, _INK, _MARGIN, _PAPER, Fonts, _clean, _fit, _wrap, colours
+from vitcap.viz.overlay import GREY, INK, MARGIN, PAPER, Fonts, clean, colours, fit, wrap
 
 _LINK = (64, 216, 255)
 _LONGEST = 260
@@ -49,24 +49,24 @@ def alignment_matrix(
             f"{len(target_words)} target and {len(source_words)} source words in cells of {side} pixels make a picture "
             f"of {pixels:,} pixels, more than {_PIXELS:,}: draw fewer words, or smaller cells"
         )
-    source_words, target_words = [_clean(w) for w in source_words], [_clean(w) for w in target_words]
+    source_words, target_words = [clean(w) for w in source_words], [clean(w) for w in target_words]
     fonts = Fonts.for_text("".join([*source_words, *target_words, title or ""]), font)
     face = fonts.medium if side >= 24 else fonts.small
     upright = all(face.getlength(word) <= side - 4 for word in source_words)
-    heads = [_text(_fit(word, face, _LONGEST), face, upright) for word in source_words]
-    sides = [_fit(word, face, _LONGEST) for word in target_words]
+    heads = [_text(fit(word, face, _LONGEST), face, upright) for word in source_words]
+    sides = [fit(word, face, _LONGEST) for word in target_words]
 
     rows, columns = matrix.shape
-    left = _MARGIN + round(max(face.getlength(word) for word in sides)) + 10
-    width = max(left + columns * side + _MARGIN, _LEGEND + 2 * _MARGIN)
-    lines = _wrap(_clean(title), fonts.medium, width - 2 * _MARGIN) if title else []
-    above = _MARGIN + 24 * len(lines) + 8 * bool(lines) + max(head.height for head in heads) + 6
+    left = MARGIN + round(max(face.getlength(word) for word in sides)) + 10
+    width = max(left + columns * side + MARGIN, _LEGEND + 2 * MARGIN)
+    lines = wrap(clean(title), fonts.medium, width - 2 * MARGIN) if title else []
+    above = MARGIN + 24 * len(lines) + 8 * bool(lines) + max(head.height for head in heads) + 6
     below = above + rows * side
     legend = _legend(top, bool((matrix > top + 1e-6).any()), links is not None, fonts)
-    page = Image.new("RGB", (width, below + 20 + legend.height + _MARGIN), _PAPER)
+    page = Image.new("RGB", (width, below + 20 + legend.height + MARGIN), PAPER)
     draw = ImageDraw.Draw(page)
     for number, line in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN + 24 * number), line, fill=_INK, font=fonts.medium)
+        draw.text((MARGIN, MARGIN + 24 * number), line, fill=INK, font=fonts.medium)
 
     rgb = colours(matrix / top).round().astype(int)
     for row, column in np.ndindex(rows, columns):
@@ -78,38 +78,38 @@ def alignment_matrix(
         draw.rectangle([x + 2, y + 2, x + side - 4, y + side - 4], outline=(0, 0, 0), width=1)
     for row, word in enumerate(sides):
         middle = above + row * side + (side - 1) // 2
-        draw.text((left - 8, middle), word, fill=_INK, font=face, anchor="rm")
+        draw.text((left - 8, middle), word, fill=INK, font=face, anchor="rm")
     for column, head in enumerate(heads):
         x = left + column * side + (side - 1 - head.width) // 2
         page.paste(head, (x, above - 6 - head.height))
-    page.paste(legend, (_MARGIN, below + 20))
+    page.paste(legend, (MARGIN, below + 20))
     return page
 
 
 def _text(word: str, font: ImageFont.FreeTypeFont, upright: bool) -> Image.Image:
     """A word, or from bottom to top, in the height of a line whatever its letters, so that words stand in line."""
     ascent, descent = font.getmetrics()
-    image = Image.new("RGB", (max(1, round(font.getlength(word)) + 2), ascent + descent), _PAPER)
-    ImageDraw.Draw(image).text((1, ascent), word, fill=_INK, font=font, anchor="ls")
+    image = Image.new("RGB", (max(1, round(font.getlength(word)) + 2), ascent + descent), PAPER)
+    ImageDraw.Draw(image).text((1, ascent), word, fill=INK, font=font, anchor="ls")
     return image if upright else image.transpose(Image.Transpose.ROTATE_90)
 
 
 def _legend(top: float, clipped: bool, links: bool, fonts: Fonts) -> Image.Image:
     """The colour bar with its ticks, what it measures, and what the outlines mean."""
-    image = Image.new("RGB", (_LEGEND, 70 + 24 * links), _PAPER)
+    image = Image.new("RGB", (_LEGEND, 70 + 24 * links), PAPER)
     draw = ImageDraw.Draw(image)
     ramp = colours(np.linspace(0, 1, _LEGEND)).round().astype(np.uint8)
     image.paste(Image.fromarray(np.broadcast_to(ramp, (14, _LEGEND, 3)).copy()), (0, 0))
     for index in range(5):
         at = round(index / 4 * (_LEGEND - 1))
         label = f"{index / 4 * top:g}" + ("+" if clipped and index == 4 else "")
-        draw.line([(at, 14), (at, 17)], fill=_GREY)
+        draw.line([(at, 14), (at, 17)], fill=GREY)
         anchor = "la" if index == 0 else "ra" if index == 4 else "ma"
-        draw.text((at, 20), label, fill=_GREY, font=fonts.small, anchor=anchor)
-    draw.text((0, 44), "attention weight; 1 is all attention of a row", fill=_GREY, font=fonts.small)
+        draw.text((at, 20), label, fill=GREY, font=fonts.small, anchor=anchor)
+    draw.text((0, 44), "attention weight; 1 is all attention of a row", fill=GREY, font=fonts.small)
     if links:
         draw.rectangle([0, 70, 18, 88], fill=(0, 0, 4), outline=_LINK, width=3)
-        draw.text((28, 71), "known alignment", fill=_GREY, font=fonts.small)
+        draw.text((28, 71), "known alignment", fill=GREY, font=fonts.small)
     return image
 
 
@@ -125,7 +125,7 @@ def describe_alignment(
     "zone (word 5): attends most to Area (word 7), 0.82; known: Area (word 7)". Words are counted from 1.
     """
     matrix = _checked(weights, source_words, target_words, links)
-    source_words, target_words = [_clean(w) for w in source_words], [_clean(w) for w in target_words]
+    source_words, target_words = [clean(w) for w in source_words], [clean(w) for w in target_words]
     lines = []
     for row, word in enumerate(target_words):
         best = int(matrix[row].argmax())

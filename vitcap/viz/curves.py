@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from PIL import Image, ImageDraw
 
-from vitcap.viz.overlay import _GREY, _INK, _MARGIN, _PAPER, Fonts, _clean, _wrap
+from vitcap.viz.overlay import GREY, INK, MARGIN, PAPER, Fonts, clean, wrap
 
 # Okabe and Ito's palette, told apart with any colour vision; the yellow is left out, since it is faint on white.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
@@ -55,14 +55,13 @@ def line_plot(
     ylabel: str,
     title: str | None = None,
     x_labels: Sequence[str] | None = None,
-    y_range: tuple[float, float] | None = None,
     values: bool = False,
     size: tuple[int, int] = (760, 460),
 ) -> Image.Image:
     """Lines through points, each with its colour and marker.
 
     series: name -> (x, y) pairs. x_labels: names of x = 0, 1, 2, ..., of one or two lines, in place of numbers.
-    y_range: (low, high); None begins at 0 unless a value is below. values: write y beside each point,
+    The y axis begins at 0 unless a value is below. values: write y beside each point,
         unless there are more than 60.
     size: (width, height) of the chart in pixels; a long legend or title adds to the height.
     """
@@ -72,20 +71,20 @@ def line_plot(
     ys = [y for points in series.values() for _, y in points]
     if not all(map(math.isfinite, xs + ys)):
         raise ValueError("points to draw must be finite numbers; leave the others out")
-    title, names = _clean(title or ""), [_clean(name) for name in series]
+    title, names = clean(title or ""), [clean(name) for name in series]
     fonts = Fonts.for_text("".join([title, xlabel, ylabel, *names, *(x_labels or ())]))
     width = size[0]
-    lines = _wrap(title, fonts.medium, width - 2 * _MARGIN) if title else []
-    entries, legend_rows = _legend_places(names, fonts, width - 2 * _MARGIN)
+    lines = wrap(title, fonts.medium, width - 2 * MARGIN) if title else []
+    entries, legend_rows = _legend_places(names, fonts, width - 2 * MARGIN)
 
-    y_ticks = _ticks(*(y_range or (min(0.0, *ys), max(ys))))
+    y_ticks = _ticks(min(0.0, *ys), max(ys))
     x_ticks = list(map(float, range(len(x_labels)))) if x_labels else _ticks(min(xs), max(xs))
     y_names = [f"{tick:,g}" for tick in y_ticks]
     under = x_labels or [f"{tick:,g}" for tick in x_ticks]
-    top = _MARGIN + 24 * len(lines) + 22 * legend_rows + 36
-    left = _MARGIN + 26 + round(max(fonts.small.getlength(name) for name in y_names)) + 10
+    top = MARGIN + 24 * len(lines) + 22 * legend_rows + 36
+    left = MARGIN + 26 + round(max(fonts.small.getlength(name) for name in y_names)) + 10
     height = size[1] + 24 * len(lines) + 22 * (legend_rows - 1)
-    right, bottom = width - _MARGIN - 16, height - _MARGIN - 30 - 18 * max(1 + label.count("\n") for label in under)
+    right, bottom = width - MARGIN - 16, height - MARGIN - 30 - 18 * max(1 + label.count("\n") for label in under)
     inset = 40 if x_labels else 0
     x_low, x_high = x_ticks[0], max(x_ticks[-1], x_ticks[0] + 1e-12)
     y_low, y_high = y_ticks[0], y_ticks[-1]
@@ -96,19 +95,19 @@ def line_plot(
             bottom - top
         )
 
-    page = Image.new("RGB", (width * _FINE, height * _FINE), _PAPER)
+    page = Image.new("RGB", (width * _FINE, height * _FINE), PAPER)
     draw = ImageDraw.Draw(page)
     for tick in y_ticks:
         row = round(place(x_low, tick)[1])
         _rule(draw, (left, row, right, row), _RULE)
     for tick in x_ticks:
         column = round(place(tick, y_low)[0])
-        _rule(draw, (column, bottom, column, bottom + 4), _GREY)
-    _rule(draw, (left, bottom, right, bottom), _GREY)
+        _rule(draw, (column, bottom, column, bottom + 4), GREY)
+    _rule(draw, (left, bottom, right, bottom), GREY)
     for index, points in enumerate(series.values()):
         colour = _PALETTE[index % len(_PALETTE)]
         spots = [place(x, y) for x, y in points]
-        x, y = _MARGIN + entries[index][0], _MARGIN + 24 * len(lines) + 22 * entries[index][1] + 9
+        x, y = MARGIN + entries[index][0], MARGIN + 24 * len(lines) + 22 * entries[index][1] + 9
         _line(draw, spots, colour)
         _line(draw, [(x, y), (x + 28, y)], colour)
         for spot in [(x + 14, y), *spots] if len(spots) <= 40 else ():
@@ -117,19 +116,17 @@ def line_plot(
     page = page.resize((width, height), Image.Resampling.BOX)
     draw = ImageDraw.Draw(page)
     for number, line in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN + 24 * number - 4), line, fill=_INK, font=fonts.medium)
+        draw.text((MARGIN, MARGIN + 24 * number - 4), line, fill=INK, font=fonts.medium)
     for (x, y), name in zip(entries, names, strict=True):
-        spot = (_MARGIN + x + 36, _MARGIN + 24 * len(lines) + 22 * y + 9)
-        draw.text(spot, name, fill=_INK, font=fonts.small, anchor="lm")
+        spot = (MARGIN + x + 36, MARGIN + 24 * len(lines) + 22 * y + 9)
+        draw.text(spot, name, fill=INK, font=fonts.small, anchor="lm")
     for tick, name in zip(y_ticks, y_names, strict=True):
-        draw.text((left - 8, place(x_low, tick)[1]), name, fill=_GREY, font=fonts.small, anchor="rm")
+        draw.text((left - 8, place(x_low, tick)[1]), name, fill=GREY, font=fonts.small, anchor="rm")
     for tick, name in zip(x_ticks, under, strict=True):
         for number, part in enumerate(name.split("\n")):
-            draw.text(
-                (place(tick, y_low)[0], bottom + 8 + 18 * number), part, fill=_GREY, font=fonts.small, anchor="ma"
-            )
-    draw.text(((left + right) / 2, height - _MARGIN), xlabel, fill=_INK, font=fonts.small, anchor="ms")
-    _vertical(page, ylabel, fonts, (_MARGIN, round((top + bottom) / 2)))
+            draw.text((place(tick, y_low)[0], bottom + 8 + 18 * number), part, fill=GREY, font=fonts.small, anchor="ma")
+    draw.text(((left + right) / 2, height - MARGIN), xlabel, fill=INK, font=fonts.small, anchor="ms")
+    _vertical(page, ylabel, fonts, (MARGIN, round((top + bottom) / 2)))
     if values and len(xs) <= 60:
         _write_values(draw, [[(place(x, y), y) for x, y in points] for points in series.values()], fonts)
     return page
@@ -183,8 +180,8 @@ def _legend_places(names: Sequence[str], fonts: Fonts, width: float) -> tuple[li
 def _vertical(page: Image.Image, text: str, fonts: Fonts, at: tuple[int, int]) -> None:
     """Text from bottom to top, centred on `at` from its left edge."""
     ascent, descent = fonts.small.getmetrics()
-    image = Image.new("RGB", (round(fonts.small.getlength(text)) + 2, ascent + descent), _PAPER)
-    ImageDraw.Draw(image).text((1, ascent), text, fill=_INK, font=fonts.small, anchor="ls")
+    image = Image.new("RGB", (round(fonts.small.getlength(text)) + 2, ascent + descent), PAPER)
+    ImageDraw.Draw(image).text((1, ascent), text, fill=INK, font=fonts.small, anchor="ls")
     turned = image.transpose(Image.Transpose.ROTATE_90)
     page.paste(turned, (at[0], at[1] - turned.height // 2))
 

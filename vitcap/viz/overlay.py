@@ -24,8 +24,8 @@ _ANCHORS = (
 INFERNO = np.array([list(bytes.fromhex(anchor)) for anchor in _ANCHORS.split()], dtype=np.float64)
 
 _FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msyh.ttc")
-_PAPER, _INK, _GREY = (255, 255, 255), (28, 30, 34), (108, 112, 120)
-_GAP, _MARGIN, _TITLE = 16, 24, 24
+PAPER, INK, GREY = (255, 255, 255), (28, 30, 34), (108, 112, 120)
+_GAP, MARGIN, _TITLE = 16, 24, 24
 _WIDTH = 1400
 _LEAST = 4.0
 
@@ -77,12 +77,12 @@ class Fonts:
         return cls(load(best, 26), load(best, 17), load(best, 13))
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Text on one line, without code units that no encoding can write."""
     return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
 
 
-def _fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+def fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
     """The text, shortened with dots at its end where it is too wide."""
     kept = text
     while kept and font.getlength(kept if kept == text else kept + "...") > width:
@@ -90,7 +90,7 @@ def _fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
     return kept if kept == text else kept + "..."
 
 
-def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
+def wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
     """Lines no wider than `width`, broken at blanks, and inside a word only where it alone is too wide."""
     lines = [""]
     for word in text.split():
@@ -150,7 +150,7 @@ def _legend(
 ) -> Image.Image:
     """The colour bar as it looks over mid-grey, its ticks, a mark at uniform attention, and what it all means."""
     bar_width = min(360, width)
-    image = Image.new("RGB", (width, 76 + 24 * unseen), _PAPER)
+    image = Image.new("RGB", (width, 76 + 24 * unseen), PAPER)
     draw = ImageDraw.Draw(image)
     ramp = np.broadcast_to(colours(np.linspace(0, 1, bar_width)), (14, bar_width, 3))
     bar = blend(np.full_like(ramp, 128), ramp, np.ones((14, bar_width)), alpha)
@@ -158,17 +158,17 @@ def _legend(
     for index in range(count := round(end / step) + 1):
         at = round(index / (count - 1) * (bar_width - 1))
         label = f"{index * step:g}" + ("+" if clipped and index == count - 1 else "")
-        draw.line([(at, 22), (at, 25)], fill=_GREY)
+        draw.line([(at, 22), (at, 25)], fill=GREY)
         anchor = "la" if index == 0 else "ra" if index == count - 1 else "ma"
-        draw.text((at, 28), label, fill=_GREY, font=fonts.small, anchor=anchor)
+        draw.text((at, 28), label, fill=GREY, font=fonts.small, anchor=anchor)
     one = round((bar_width - 1) / end)
-    draw.polygon([(one - 4, 0), (one + 4, 0), (one, 6)], fill=_INK)
+    draw.polygon([(one - 4, 0), (one + 4, 0), (one, 6)], fill=INK)
     sentence = "multiples of uniform attention (mark at 1: all patches alike), one scale for all words"
-    draw.text((0, 50), _fit(sentence, fonts.small, width), fill=_GREY, font=fonts.small)
+    draw.text((0, 50), fit(sentence, fonts.small, width), fill=GREY, font=fonts.small)
     if unseen:
         swatch = _hatch(np.full((14, 28, 3), 128.0), np.ones((14, 28), dtype=bool))
         image.paste(Image.fromarray(swatch.round().astype(np.uint8)), (0, 77))
-        draw.text((36, 76), _fit("outside the model's view", fonts.small, width - 36), fill=_GREY, font=fonts.small)
+        draw.text((36, 76), fit("outside the model's view", fonts.small, width - 36), fill=GREY, font=fonts.small)
     return image
 
 
@@ -206,7 +206,7 @@ def sheet(
             + (f" and {len(probabilities)} probabilities" if probabilities is not None else "")
         )
     headline = " ".join(words) if caption is None else caption
-    words, headline, note = [_clean(word) for word in words], _clean(headline), _clean(note)
+    words, headline, note = [clean(word) for word in words], clean(headline), clean(note)
     fonts = Fonts.for_text("".join([*words, headline, note]), font)
 
     width, height = _tile_size(*photo.size, tile)
@@ -226,29 +226,29 @@ def sheet(
 
     cell = max(width, 120)
     if columns is None:
-        fitting = max(1, min(len(tiles), (_WIDTH - 2 * _MARGIN + _GAP) // (cell + _GAP)))
+        fitting = max(1, min(len(tiles), (_WIDTH - 2 * MARGIN + _GAP) // (cell + _GAP)))
         columns = math.ceil(len(tiles) / math.ceil(len(tiles) / fitting))
     inner = max(columns * (cell + _GAP) - _GAP, 480)
     rows = math.ceil(len(tiles) / columns)
-    lines = _wrap(headline, fonts.large, inner)
+    lines = wrap(headline, fonts.large, inner)
     seen = to_photo(np.ones((1, 1)), small_window, width, height)[1]
     clipped = max(peaks, default=0.0) > end
     legend = _legend(inner, end=end, step=step, clipped=clipped, alpha=alpha, unseen=not seen.all(), fonts=fonts)
 
     row_height = _TITLE + height + _TITLE + _GAP
-    first = _MARGIN + 34 * len(lines) + 24 * bool(note) + _GAP
-    page = Image.new("RGB", (inner + 2 * _MARGIN, first + rows * row_height + legend.height + _MARGIN), _PAPER)
+    first = MARGIN + 34 * len(lines) + 24 * bool(note) + _GAP
+    page = Image.new("RGB", (inner + 2 * MARGIN, first + rows * row_height + legend.height + MARGIN), PAPER)
     draw = ImageDraw.Draw(page)
     for number, line in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN + 34 * number), line, fill=_INK, font=fonts.large)
-    draw.text((_MARGIN, _MARGIN + 34 * len(lines)), _fit(note, fonts.small, inner), fill=_GREY, font=fonts.small)
+        draw.text((MARGIN, MARGIN + 34 * number), line, fill=INK, font=fonts.large)
+    draw.text((MARGIN, MARGIN + 34 * len(lines)), fit(note, fonts.small, inner), fill=GREY, font=fonts.small)
     for index, (title, right, picture, below) in enumerate(tiles):
-        x, y = _MARGIN + index % columns * (cell + _GAP), first + index // columns * row_height
+        x, y = MARGIN + index % columns * (cell + _GAP), first + index // columns * row_height
         room = cell - fonts.small.getlength(right) - 8
-        colour = _INK if index else _GREY
-        draw.text((x, y + 16), _fit(title, fonts.medium, room), fill=colour, font=fonts.medium, anchor="ls")
-        draw.text((x + cell, y + 16), right, fill=_GREY, font=fonts.small, anchor="rs")
+        colour = INK if index else GREY
+        draw.text((x, y + 16), fit(title, fonts.medium, room), fill=colour, font=fonts.medium, anchor="ls")
+        draw.text((x + cell, y + 16), right, fill=GREY, font=fonts.small, anchor="rs")
         page.paste(picture, (x, y + _TITLE))
-        draw.text((x, y + _TITLE + height + 5), below, fill=_GREY, font=fonts.small)
-    page.paste(legend, (_MARGIN, first + rows * row_height))
+        draw.text((x, y + _TITLE + height + 5), below, fill=GREY, font=fonts.small)
+    page.paste(legend, (MARGIN, first + rows * row_height))
     return page

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
 from vitcap.decoding import constrain, sample
 from vitcap.models.captioner import CaptionModel
+from vitcap.tasks.base import TrainingTask
 from vitcap.tasks.losses import caption_loss, doubly_stochastic_penalty, reinforce_loss
-from vitcap.tasks.optim import make_optimizer, parameter_groups
 from vitcap.types import PAD, Batch, Generated, Memory, require_number
 
 Id = int | str
 
 
-class CaptionTask(L.LightningModule):
+class CaptionTask(TrainingTask):
     """A CaptionModel in training.
 
     model: what is trained. search: decoding of the validation captions. decode: token ids -> text.
     judge: scores, by name, of id -> caption.
-    lr, encoder_lr: peak learning rates of the decoder and of the encoder's trainable part; encoder_lr None = lr.
-    weight_decay, betas: of AdamW. warmup: share of all steps, 0..1. label_smoothing: 0..1 (Szegedy et al. 2016).
+    lr, encoder_lr, weight_decay, betas, warmup, label_smoothing: see TrainingTask.
     freeze_encoder_epochs: the encoder's trainable part stays as it is for so many epochs.
     scheduled_sampling: share (0..1) of the words fed to the decoder that are drawn from its own predictions (Bengio et
     al. 2015). It grows from 0 in the first epoch over scheduled_epochs epochs; with 0 of them it is there at once.
     doubly_stochastic: weight of the penalty for places never looked at (Xu et al. 2015 have 1), 0 for none.
     reinforce, entropy: weights of the two terms of hard attention (section 4.1 there); soft attention has none.
     """
+
+    shared = TrainingTask.shared | {"search", "decode", "judge"}
 
     def __init__(
         self,
@@ -53,25 +52,24 @@ class CaptionTask(L.LightningModule):
         reinforce: float = 1.0,
         entropy: float = 0.01,
     ) -> None:
-        super().__init__()
-        for name, value in (("lr", lr), ("encoder_lr", lr if encoder_lr is None else encoder_lr)):
-            require_number(f"task.{name}", value, 0)
+        super().__init__(
+            model,
+            lr=lr,
+            encoder_lr=encoder_lr,
+            weight_decay=weight_decay,
+            betas=betas,
+            warmup=warmup,
+            label_smoothing=label_smoothing,
+        )
         weights = {"doubly_stochastic": doubly_stochastic, "reinforce": reinforce, "entropy": entropy}
-        for name, value in {"weight_decay": weight_decay, **weights}.items():
+        for name, value in weights.items():
             require_number(f"task.{name}", value, 0)
-        shares = {"warmup": warmup, "label_smoothing": label_smoothing, "scheduled_sampling": scheduled_sampling}
-        for name, value in shares.items():
-            require_number(f"task.{name}", value, 0, 1)
+        require_number("task.scheduled_sampling", scheduled_sampling, 0, 1)
         require_number("task.scheduled_epochs", scheduled_epochs, 0, whole=True)
-        self.scheduled_sampling, self.scheduled_epochs = scheduled_sampling, scheduled_epochs
         require_number("task.freeze_encoder_epochs", freeze_encoder_epochs, 0, whole=True)
-        if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
-            raise ValueError(f"task.betas={list(betas)}: two numbers of at least 0 and below 1 are wanted")
-        self.model = model
         self.search, self.decode, self.judge = search, decode, judge
-        self.lr, self.encoder_lr = lr, lr if encoder_lr is None else encoder_lr
-        self.weight_decay, self.betas, self.warmup = weight_decay, (betas[0], betas[1]), warmup
-        self.label_smoothing, self.freeze_encoder_epochs = label_smoothing, freeze_encoder_epochs
+        self.freeze_encoder_epochs = freeze_encoder_epochs
+        self.scheduled_sampling, self.scheduled_epochs = scheduled_sampling, scheduled_epochs
         self._trainable = [p for p in model.encoder.parameters() if p.requires_grad]
         decoder: Any = model.decoder
         if doubly_stochastic and (getattr(decoder, "hard", False) or getattr(decoder, "attention", decoder) is None):
@@ -82,19 +80,6 @@ class CaptionTask(L.LightningModule):
         self.doubly_stochastic, self.reinforce, self.entropy = doubly_stochastic, reinforce, entropy
         self.baseline: float | None = None
         self.captions: dict[Id, str] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CaptionTask:
-        """Copies (for averaged weights) share everything but the model."""
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        shared = self._shared()
-        for key, value in self.__dict__.items():
-            twin.__dict__[key] = value if key in shared else copy.deepcopy(value, memo)
-        return twin
-
-    def _shared(self) -> set[str]:
-        """Names of what copies share."""
-        return {"search", "decode", "judge", "_trainer"}
 
     def require_finite(self, loss: Tensor, batch: Batch) -> None:
         """ValueError with the likely cause unless the loss is a number."""
@@ -186,18 +171,3 @@ class CaptionTask(L.LightningModule):
             return
         for name, value in self.judge(self.captions).items():
             self.log(f"val/{name}", value, batch_size=len(self.captions), prog_bar=name == "CIDEr-D")
-
-    def configure_optimizers(self) -> Any:
-        """AdamW in groups, linear warm-up and cosine decay per step."""
-        total = int(self.trainer.estimated_stepping_batches)
-        groups = parameter_groups(
-            self.model,
-            encoder=self.model.encoder,
-            lr=self.lr,
-            encoder_lr=self.encoder_lr,
-            weight_decay=self.weight_decay,
-        )
-        optimizer, schedule = make_optimizer(
-            groups, betas=self.betas, warmup=max(round(self.warmup * total), 1), total=total
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
-import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,22 +9,23 @@ from torchvision.transforms import v2
 
 from vitcap.metrics.classification import Predictions, check_labels, score
 from vitcap.models.classifier import ImageClassifier
-from vitcap.tasks.optim import make_optimizer, parameter_groups
+from vitcap.tasks.base import TrainingTask
 from vitcap.types import Batch, require_number
 
 
-class ClassifyTask(L.LightningModule):
+class ClassifyTask(TrainingTask):
     """An ImageClassifier in training.
 
-    model: what is trained. lr, encoder_lr: peak learning rates of the head and of the encoder's trainable part;
-    encoder_lr None = lr. layer_decay: in (0, 1], see tasks.optim.layer_scales; 1 for none.
-    weight_decay, betas: of AdamW. warmup: share of all steps, 0..1. label_smoothing: 0..1 (Szegedy et al. 2016).
+    model: what is trained. lr (of the head), encoder_lr, layer_decay, weight_decay, betas, warmup, label_smoothing: see
+    TrainingTask.
     mixup, cutmix: the alpha of Beta(alpha, alpha) that draws the share of each picture (Zhang et al. 2018; Yun et al.
         2019), 0 for none; of both each batch has one, with equal chances. mix_probability: share of batches mixed.
 
     Logs train/loss and val/loss, val/top1, val/top5 (val/top3 of three classes, and so on), val/nll, val/ece.
     Raises ValueError for options out of range, for labels that are no class and at a loss that is not finite.
     """
+
+    rest = "head"
 
     def __init__(
         self,
@@ -45,33 +42,23 @@ class ClassifyTask(L.LightningModule):
         cutmix: float = 0.0,
         mix_probability: float = 1.0,
     ) -> None:
-        super().__init__()
-        encoder_lr = lr if encoder_lr is None else encoder_lr
-        positive = {"lr": lr, "encoder_lr": encoder_lr, "weight_decay": weight_decay, "mixup": mixup, "cutmix": cutmix}
-        shares = {"warmup": warmup, "label_smoothing": label_smoothing, "mix_probability": mix_probability}
-        for name, value in positive.items():
-            require_number(f"task.{name}", value, 0)
-        for name, value in (shares | {"layer_decay": layer_decay}).items():
-            require_number(f"task.{name}", value, 0, 1)
-        if layer_decay == 0:
-            raise ValueError("task.layer_decay=0 would stop every layer but the last: 1 is for none")
-        if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
-            raise ValueError(f"task.betas={list(betas)}: two numbers of at least 0 and below 1 are wanted")
-        self.model = model
-        self.lr, self.encoder_lr, self.layer_decay = lr, encoder_lr, layer_decay
-        self.weight_decay, self.betas, self.warmup = weight_decay, (betas[0], betas[1]), warmup
-        self.label_smoothing, self.mix_probability = label_smoothing, mix_probability
+        super().__init__(
+            model,
+            lr=lr,
+            encoder_lr=encoder_lr,
+            weight_decay=weight_decay,
+            betas=betas,
+            warmup=warmup,
+            label_smoothing=label_smoothing,
+            layer_decay=layer_decay,
+        )
+        require_number("task.mixup", mixup, 0)
+        require_number("task.cutmix", cutmix, 0)
+        require_number("task.mix_probability", mix_probability, 0, 1)
+        self.mix_probability = mix_probability
         kinds = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
         self.mixes = [kind(alpha=alpha, num_classes=model.classes) for kind, alpha in kinds if alpha]
         self._seen: list[Predictions] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ClassifyTask:
-        """Copies (for averaged weights) share the trainer."""
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        for key, value in self.__dict__.items():
-            twin.__dict__[key] = value if key == "_trainer" else copy.deepcopy(value, memo)
-        return twin
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Labels are checked on the CPU: on a GPU a wrong one is an assertion that names nothing."""
@@ -131,20 +118,3 @@ class ClassifyTask(L.LightningModule):
         figures = {name.lower().replace("-", ""): value for name, value in card.corpus.items() if value is not None}
         for name, value in (figures | {"loss": figures["nll"]}).items():
             self.log(f"val/{name}", value, batch_size=len(predictions), prog_bar=name == "top1")
-
-    def configure_optimizers(self) -> Any:
-        """AdamW in groups, linear warm-up and cosine decay per step."""
-        total = int(self.trainer.estimated_stepping_batches)
-        groups = parameter_groups(
-            self.model,
-            encoder=self.model.encoder,
-            lr=self.lr,
-            encoder_lr=self.encoder_lr,
-            weight_decay=self.weight_decay,
-            layer_decay=self.layer_decay,
-            rest="head",
-        )
-        optimizer, schedule = make_optimizer(
-            groups, betas=self.betas, warmup=max(round(self.warmup * total), 1), total=total
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -39,6 +39,8 @@ class SelfCriticalTask(CaptionTask):
     a training image without references, and where the reward stays at 0.
     """
 
+    shared = CaptionTask.shared | {"reward"}
+
     def __init__(
         self,
         model: CaptionModel,
@@ -94,9 +96,6 @@ class SelfCriticalTask(CaptionTask):
         """What the reward was, for the model file."""
         reward = {"metric": "CIDEr-D", "end_token": self.reward.end_token, "idf": self.reward.fingerprint}
         return {"reward": {**reward, "images": len(self.reward.references)}}
-
-    def _shared(self) -> set[str]:
-        return super()._shared() | {"reward"}
 
     def _rewards(self, batch: Batch, memory: Memory, search: Any) -> tuple[Tensor, Tensor]:
         """Drawn captions (B, K, T) and their rewards (B, K)."""

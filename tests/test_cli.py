@@ -23,8 +23,9 @@ from vitcap.data.transforms import Preprocess
 from vitcap.decoding import Beam, Greedy, Sample
 from vitcap.drawing import unique_names
 from vitcap.models.captioner import CaptionModel
+from vitcap.record import Word
 from vitcap.types import EOS
-from vitcap.writer import Caption, Word
+from vitcap.writer import Caption
 
 GRID = (4, 4)
 

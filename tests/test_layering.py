@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "vitcap"
 
 # A module imports only lower layers, or its own folder.
-LAYERS = {"types": 0, "nn": 1, "models": 2, "decoding": 2, "data": 2, "metrics": 2, "viz": 2, "tasks": 3}
+LAYERS = {"types": 0, "record": 1, "nn": 1, "models": 2, "decoding": 2, "data": 2, "metrics": 2, "viz": 2, "tasks": 3}
 TOP = 4
 
 # Library -> the only places that may import it.

@@ -28,9 +28,10 @@ from vitcap.evaluation.captions import write_split
 from vitcap.evaluation.judging import sentence_judge
 from vitcap.evaluation.sentences import align_split, evaluate_sentences
 from vitcap.models.captioner import CaptionModel
+from vitcap.record import Word
 from vitcap.translator import Translator
 from vitcap.types import BOS, EOS, Batch
-from vitcap.writer import Caption, Word
+from vitcap.writer import Caption
 
 SOURCES = ["the cat sleeps", "a dog eats the bone", "the small cat eats", "a bone", "the dog sleeps in the house"]
 TARGETS = ["le chat dort", "un chien mange l' os", "le petit chat mange", "un os", "le chien dort dans la maison"]

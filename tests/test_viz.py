@@ -7,7 +7,8 @@ from PIL import Image
 
 from vitcap.data.images import load_image
 from vitcap.data.transforms import Preprocess
-from vitcap.viz.heatmap import describe, is_flat, lift, peak, to_photo, word_map
+from vitcap.record import word_map
+from vitcap.viz.heatmap import describe, is_flat, lift, peak, to_photo
 from vitcap.viz.overlay import INFERNO, blend, colours, paint, sheet
 
 SIZES = [(640, 360), (360, 640), (1000, 200), (224, 224)]

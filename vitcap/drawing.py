@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from vitcap.record import word_map
 from vitcap.viz.alignment import alignment_matrix, describe_alignment
-from vitcap.viz.heatmap import describe, word_map
+from vitcap.viz.heatmap import describe
 from vitcap.viz.overlay import sheet
 
 if TYPE_CHECKING:  # these import torch, for which `vitcap overlay --help` need not wait

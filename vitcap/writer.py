@@ -14,19 +14,10 @@ from vitcap import checkpoint
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.decoding import Beam, Greedy
 from vitcap.models.captioner import CaptionModel
+from vitcap.record import Word
 from vitcap.types import EOS, PAD, Batch, Generated
 
 Search = Callable[..., Generated]
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a caption: its text, the half-open span of tokens that spell it, and their summed log-probability."""
-
-    text: str
-    start: int
-    stop: int
-    log_prob: float
 
 
 @dataclass(frozen=True)

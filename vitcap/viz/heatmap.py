@@ -12,70 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Window = tuple[float, float, float, float]
-"""(x0, y0, x1, y1): the rectangle of the upright photo, in its pixels, that the model input shows."""
+from vitcap.record import Window
 
 FLAT = 1.25
 """A map whose peak is at most this multiple of its mean is called flat: it points at no place."""
-
-
-def _select(attention: NDArray, axis: int, chosen: int | Sequence[int] | None, name: str) -> NDArray:
-    """Mean over the chosen indices of one axis, which stays as length 1; None = all of them."""
-    size = attention.shape[axis]
-    wanted = range(size) if chosen is None else [chosen] if isinstance(chosen, int) else list(chosen)
-    if not wanted:
-        raise ValueError(f"{name}: none chosen; give at least one index, or None for the mean over all {size}")
-    for index in wanted:
-        if not -size <= index < size:
-            raise ValueError(f"{name}: there is no {index}; this model has {size}, so give 0 to {size - 1} (-1 = last)")
-    return attention.take([i % size for i in wanted], axis).mean(axis, keepdims=True)
-
-
-def word_map(
-    attention: ArrayLike,
-    span: tuple[int, int],
-    *,
-    grid: tuple[int, int],
-    prefix: int = 0,
-    layers: int | Sequence[int] | None = None,
-    heads: int | Sequence[int] | None = None,
-    merge: str = "mean",
-) -> NDArray[np.float64]:
-    """The attention of one word over the patches.
-
-    attention: (T, L, H, N) cross-attention weights of the step that emitted each token; rows over N sum to 1.
-    span: (start, stop) of the word's tokens, half-open.
-    grid: (rows, columns) of the last rows * columns memory tokens, as the model states it; never guessed from N.
-    prefix: number of memory tokens before them that are no place in the picture (class token, registers).
-    layers, heads: index, indices or None; several are averaged, None averages all. Negative counts from the end.
-    merge: "mean" over the tokens of the word (stays a distribution over N), or "max" over them, divided by its sum.
-
-    Returns (rows, columns). The values are the absolute weights: they sum to 1 minus the share that went to prefix
-    tokens; `lift` turns them into multiples of uniform attention.
-
-    Raises ValueError for a shape, span or index that does not fit.
-    """
-    weights = np.asarray(attention, dtype=np.float64)
-    rows, columns = grid
-    if weights.ndim != 4 or weights.shape[3] != prefix + rows * columns:
-        raise ValueError(
-            f"attention has the shape {weights.shape}; expected (tokens, layers, heads, {prefix + rows * columns}) "
-            f"for {prefix} prefix tokens and a grid of {rows} x {columns}"
-        )
-    start, stop = span
-    if not 0 <= start < stop <= len(weights):
-        raise ValueError(f"span ({start}, {stop}) is empty or outside the {len(weights)} tokens of the caption")
-    if merge not in ("mean", "max"):
-        raise ValueError(f"merge is {merge!r}; choose 'mean' or 'max'")
-    tokens = _select(_select(weights[start:stop], 1, layers, "layers"), 2, heads, "heads")[:, 0, 0]
-    if not np.isfinite(tokens).all():
-        raise ValueError("the attention holds values that are not finite (NaN or infinity), so there is no map to draw")
-    if merge == "mean":
-        merged = tokens.mean(0)
-    else:
-        merged = tokens.max(0)
-        merged = merged / (merged.sum() or 1.0)
-    return merged[prefix:].reshape(rows, columns)
 
 
 def lift(heat: ArrayLike) -> NDArray[np.float64]:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vitcap.viz.heatmap import Window, is_flat, lift, peak, to_photo
+from vitcap.record import Window
+from vitcap.viz.heatmap import is_flat, lift, peak, to_photo
 
 # 16 equidistant colours of matplotlib's perceptually uniform map "inferno" (N. Smith and S. van der Walt, released as
 # CC0). Linear interpolation between them differs from the full table of 256 by at most 6 of 255.

@@ -12,12 +12,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitcap.types import Grid
+if TYPE_CHECKING:  # it imports torch, for which drawing need not wait
+    from vitcap.types import Grid
 
 Window = tuple[float, float, float, float]
 """(x0, y0, x1, y1): the rectangle of the upright photo, in its pixels, that the model input shows."""
@@ -149,7 +150,7 @@ class AttentionRecord:
                 photo = arrays.get("photo")
             words = tuple(Word(*word) for word in rest["words"])
             method, layers, heads = rest["shown"]
-            plain = {
+            plain: Any = {
                 name: tuple(v) if name in _TUPLES and (v := rest[name]) is not None else rest[name] for name in _PLAIN
             }
             return cls(words, rest["text"], maps, View(method, _tuple(layers), _tuple(heads)), photo=photo, **plain)

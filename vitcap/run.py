@@ -96,7 +96,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     if cfg.ema is not None:
         callbacks.insert(0, WeightAverage(cfg.ema))
     if cfg.early_stopping is not None:
-        callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping))
+        callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping, strict=False))
     try:
         trainer = L.Trainer(
             **plain(cfg.trainer),

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self, overload
 
 import torch
-from PIL import Image
 
 from vitcap import checkpoint
-from vitcap.data.images import load_image, to_rgb
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
+from vitcap.door import Picture, PictureDoor
 from vitcap.models.captioner import CaptionModel
-from vitcap.types import Batch
 from vitcap.writer import Caption, Search, Writer
 
-Picture = str | Path | Image.Image
 
-
-class Captioner(Writer):
+class Captioner(Writer, PictureDoor):
     """A trained model with all it needs: tokenizer, preprocessing, decoding.
 
     search: decoding where a call names none; a model file brings its own. description: the model file's description.
@@ -92,7 +87,7 @@ class Captioner(Writer):
         one = isinstance(pictures, Picture)
         found = self.write_all(
             [pictures] if one else pictures,  # type: ignore[arg-type]
-            self._batch,
+            self.batch,
             search=search,
             n_best=n_best,
             need_attention=need_attention,
@@ -100,31 +95,3 @@ class Captioner(Writer):
             seed=seed,
         )
         return found[0] if one else found
-
-    def _batch(self, pictures: Sequence[Picture]) -> Batch:
-        images = torch.stack([self.preprocess(open_picture(picture)) for picture in pictures])
-        return Batch(ids=tuple(range(len(pictures))), images=images)
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of the memory's patches; None where the model has none."""
-        self._probe()
-        return self._grid
-
-    @property
-    def prefix(self) -> int:
-        """Number of memory tokens before the patches (class token, registers)."""
-        self._probe()
-        return self._prefix
-
-    def _probe(self) -> None:
-        if not hasattr(self, "_grid"):
-            empty = torch.zeros(1, 3, *self.preprocess.size, device=self.device)
-            with torch.inference_mode():
-                memory = self.model.encode(Batch(ids=(0,), images=empty))
-            self._grid, self._prefix = memory.grid, memory.prefix
-
-
-def open_picture(picture: Picture) -> Image.Image:
-    """The upright RGB picture. Raises ImageError, naming the file, for one that cannot be read."""
-    return to_rgb(picture) if isinstance(picture, Image.Image) else load_image(picture)

@@ -25,6 +25,7 @@ from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
 from vitcap.decoding import Search
 from vitcap.models.captioner import CaptionModel
+from vitcap.record import View
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
@@ -59,6 +60,7 @@ def describe(
     kind: str = "caption",
     encoder: dict[str, Any],
     facts: dict[str, Any] | None = None,
+    view: View | None = None,
     **parts: Any,
 ) -> dict[str, Any]:
     """What a model file says about itself, in plain JSON types.
@@ -68,6 +70,7 @@ def describe(
     from is kept as a fact, and not looked up again. decode: `_target_`, a search, and its settings.
     classes: (class, name for people) in the order of the model's outputs. tokenizer, source_tokenizer: Tokenizers.
     preprocess: a Preprocess. facts: anything worth keeping (data, seed, scores).
+    view: how the model's attention is best looked at; left out where it is not known.
     """
     assert {"encoder", *parts} == set(PARTS[kind])
     origin = {k: encoder[k] for k in ("weights", "pretrained") if encoder.get(k)}
@@ -77,7 +80,34 @@ def describe(
             parts[name] = part.to_json()
         elif isinstance(part, Preprocess):
             parts[name] = part.to_dict()
-    return {"format": FORMAT, "kind": kind, **parts, "facts": {**(facts or {}), "encoder_origin": origin}}
+    shown = {} if view is None else {"view": plain_view(view)}
+    return {"format": FORMAT, "kind": kind, **parts, **shown, "facts": {**(facts or {}), "encoder_origin": origin}}
+
+
+def plain_view(view: View) -> dict[str, Any]:
+    """A view as a description keeps it, in plain JSON types; `view_of` is the inverse."""
+    chosen = {"layers": view.layers, "heads": view.heads}
+    return {"method": view.method, **{name: None if v is None else list(v) for name, v in chosen.items()}}
+
+
+def view_of(description: dict[str, Any]) -> View | None:
+    """The view that a description names; None where it names none. Raises CheckpointError for one that is none."""
+    plain = description.get("view")
+    if plain is None:
+        return None
+    lists = [plain.get(name) for name in ("layers", "heads")] if isinstance(plain, dict) else []
+    if (
+        not isinstance(plain, dict)
+        or set(plain) - {"method", "layers", "heads"}
+        or not (isinstance(plain.get("method"), str) and plain["method"])
+        or not all(v is None or (isinstance(v, list) and v and all(type(i) is int for i in v)) for v in lists)
+    ):
+        raise CheckpointError(
+            f"view {plain!r}: a method, and layers and heads as lists of numbers or null, are wanted, such as "
+            '{"method": "attention", "layers": [-1], "heads": null}'
+        )
+    layers, heads = (None if v is None else tuple(v) for v in lists)
+    return View(plain["method"], layers, heads)
 
 
 TRAINING_ONLY = {"dropout", "drop_path", "weights", "weights_size", "pretrained", "trainable", "soft_share"}
@@ -222,6 +252,8 @@ def read(path: str | Path) -> Saved:
         raise CheckpointError(f"{path}: a model of an unknown kind, {saved.kind!r}")
     if absent := [name for name in PARTS[saved.kind] if name not in saved.description]:
         raise CheckpointError(f"{path}: the model's description lacks {', '.join(absent)}")
+    with _naming(path):
+        view_of(saved.description)
     return saved
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 
 from vitcap import checkpoint
-from vitcap.captioner import Picture, open_picture
 from vitcap.data.transforms import Preprocess
+from vitcap.door import Picture, PictureDoor
 from vitcap.models.classifier import ImageClassifier
 from vitcap.types import Batch
 from vitcap.writer import require_counts
@@ -29,7 +28,7 @@ class Prediction:
         return self.name
 
 
-class Classifier:
+class Classifier(PictureDoor):
     """A trained image classifier with its class names and preprocessing.
 
     classes: (class, name for people) in the order of the model's outputs. description: the model file's description.
@@ -43,26 +42,35 @@ class Classifier:
         *,
         description: dict[str, Any] | None = None,
     ) -> None:
-        self.model, self.preprocess = model.eval(), preprocess
+        super().__init__(model, description)
+        self.preprocess = preprocess
         self.classes, self.class_names = tuple(c for c, _ in classes), tuple(name for _, name in classes)
-        self.description = description or {}
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
-        """Read a model file (model.safetensors or .ckpt) or a run folder. Raises CheckpointError in one line."""
-        return cls.of(checkpoint.read(path), device=device)
-
-    @classmethod
-    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Classifier:
+    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Self:
         """The classifier of a model file that is read already. Raises CheckpointError in one line."""
         d = saved.description
         model = checkpoint.rebuild(saved, "classify").to(device)
         return cls(model, d["classes"], Preprocess.from_dict(d["preprocess"]), description=d)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.mean.device
+    def class_index(self, name: str | int) -> int:
+        """Index of a class given by its index, its name in the data, or its name for people.
+
+        Raises ValueError for a class that is not there, or a name for people that several classes have.
+        """
+        if isinstance(name, int):
+            if not 0 <= name < len(self.classes):
+                raise ValueError(f"class {name}: this model has {len(self.classes)} classes, 0 to {len(self.classes) - 1}")
+            return name
+        if name in self.classes:
+            return self.classes.index(name)
+        found = [index for index, other in enumerate(self.class_names) if other.casefold() == name.casefold()]
+        if len(found) > 1:
+            ids = ", ".join(f"{index} ({self.classes[index]})" for index in found)
+            raise ValueError(f"class {name!r}: {len(found)} classes have this name; give the index of one: {ids}")
+        if not found:
+            raise ValueError(f"class {name!r}: this model has none of that name; its classes are {_some(self.class_names)}")
+        return found[0]
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """(B, C), without gradients, on the model's device."""
@@ -88,8 +96,7 @@ class Classifier:
         found: list[list[Prediction]] = []
         for start in range(0, len(pictures), batch_size):
             part = pictures[start : start + batch_size]
-            images = torch.stack([self.preprocess(open_picture(p)) for p in part])
-            probabilities = self.logits(Batch(ids=tuple(range(len(part))), images=images)).softmax(-1)
+            probabilities = self.logits(self.batch(part)).softmax(-1)
             values, indices = probabilities.topk(min(top, len(self.classes)))
             found += [
                 [Prediction(self.class_names[i], i, p) for p, i in zip(ps, row, strict=True)]
@@ -97,6 +104,6 @@ class Classifier:
             ]
         return found
 
-    def save(self, path: str | Path) -> Path:
-        """Write the whole model to one safetensors file, which `vitcap.load` reads; returns its path."""
-        return checkpoint.write(path, self.model, self.description)
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -96,7 +96,7 @@ class Translator(Writer):
         one = isinstance(sentences, str)
         found = self.write_all(
             [sentences] if one else sentences,
-            self._batch,
+            self.batch,
             search=search,
             n_best=n_best,
             need_attention=need_attention,
@@ -105,7 +105,8 @@ class Translator(Writer):
         )
         return found[0] if one else found
 
-    def _batch(self, sentences: Sequence[str]) -> Batch:
+    def batch(self, sentences: Sequence[str]) -> Batch:
+        """The model's input of some sentences."""
         ids = [self.encode(sentence) for sentence in sentences]
         return Batch(ids=tuple(range(len(ids))), source=pad_sequence(ids, True, PAD))
 
@@ -126,7 +127,7 @@ class Translator(Writer):
             )
         found: list[NDArray[np.float64]] = []
         for start in range(0, len(sources), batch_size):
-            batch = self._batch(sources[start : start + batch_size])
+            batch = self.batch(sources[start : start + batch_size])
             assert batch.source is not None
             words = [framed(self.tokenizer, text, NO_LIMIT) for text in targets[start : start + batch_size]]
             captions = pad_sequence([torch.tensor(row) for row in words], True, PAD)[:, None]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
-from vitcap import checkpoint
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.decoding import Beam, Greedy
+from vitcap.door import Door
 from vitcap.models.captioner import CaptionModel
 from vitcap.record import Word
-from vitcap.types import EOS, PAD, Batch, Generated
+from vitcap.types import BOS, EOS, PAD, Batch, Generated
 
 Search = Callable[..., Generated]
 
@@ -43,7 +42,7 @@ class Caption:
         return self.text
 
 
-class Writer:
+class Writer(Door):
     """A trained model that writes sentences, with its tokenizer and its decoding: see Captioner and Translator.
 
     search: decoding where a call names none; a model file brings its own. description: the model file's description.
@@ -57,14 +56,9 @@ class Writer:
         search: Search | None = None,
         description: dict[str, Any] | None = None,
     ) -> None:
-        self.model, self.tokenizer = model.eval(), tokenizer
+        super().__init__(model, description)
+        self.tokenizer = tokenizer
         self.search = search if search is not None else Beam(beams=3)
-        self.description = description or {}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.mean.device
 
     def choose_search(self, search: Search | None, n_best: int) -> Search:
         """The search of a call that asks for n_best sentences; ValueError if it cannot give them."""
@@ -77,16 +71,6 @@ class Writer:
                 raise ValueError(f"{type(search).__name__} gives one caption; n_best={n_best} needs a beam search")
             search = replace(search, n_best=n_best, beams=max(n_best, search.beams))
         return search
-
-    @classmethod
-    def load(cls, path: str | Path, *, device: str | torch.device = "cpu") -> Self:
-        """Read a model file (model.safetensors or .ckpt) or a run folder. Raises CheckpointError in one line."""
-        return cls.of(checkpoint.read(path), device=device)
-
-    @classmethod
-    def of(cls, saved: checkpoint.Saved, *, device: str | torch.device = "cpu") -> Self:
-        """The model of a file that is read already. Raises CheckpointError in one line."""
-        raise NotImplementedError
 
     def write_all(
         self,
@@ -119,6 +103,20 @@ class Writer:
             found = search(self.model.decoder, memory, generator=generator, need_attention=need_attention)
         return self.read_captions(found)
 
+    def read(self, batch: Batch, tokens: Sequence[int], *, need_attention: bool = False) -> Caption:
+        """The Caption of given tokens (ids without BOS, the final EOS included) of the one record of a batch, read by
+        teacher forcing. Its score is the sum of the log-probabilities."""
+        limit = getattr(self.model.decoder, "max_length", None)
+        if limit is not None and len(tokens) > limit:
+            raise ValueError(f"a text of {len(tokens)} tokens, the end included: this model reads at most {limit}")
+        ids = torch.tensor([[list(tokens)]], device=self.device)
+        captions = torch.cat((torch.full_like(ids[..., :1], BOS), ids), -1)
+        with torch.inference_mode():
+            output = self.model(replace(batch, captions=captions).to(self.device), need_attention=need_attention)
+        log_probs = output.logits.log_softmax(-1, dtype=torch.float32).gather(-1, ids[..., None]).squeeze(-1)
+        finished = (ids == EOS).any(-1)
+        return self.read_captions(Generated(ids, log_probs, log_probs.sum(-1), finished, output.attention))[0]
+
     def read_captions(self, found: Generated) -> list[Caption]:
         """Result of a search -> one Caption per image, the lesser ones under `alternatives`."""
         tokens, log_probs = found.tokens.tolist(), found.log_probs.tolist()
@@ -148,10 +146,6 @@ class Writer:
                 )
             captions.append(replace(ranked[0], alternatives=tuple(ranked[1:])))
         return captions
-
-    def save(self, path: str | Path) -> Path:
-        """Write the whole model to one safetensors file, which `vitcap.load` reads; returns its path."""
-        return checkpoint.write(path, self.model, self.description)
 
 
 def require_counts(**options: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,36 @@ def to_rgb(image: Image.Image, *, exif: bool = True, background: tuple[int, int,
     image = image.transpose(turn) if turn is not None else image
     image.info = {}  # an orientation left here would make the next program turn the picture again
     return image
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a picture was before `load_image`. size: (width, height) in pixels, turned upright, before any reduction.
+
+    orientation: the EXIF tag, 1..8 (1 also where there is none). turn: the name of Pillow's transposition that made the
+    picture upright, such as "ROTATE_270"; None where none was needed.
+    """
+
+    size: tuple[int, int]
+    orientation: int
+    turn: str | None
+
+
+def origin(source: str | os.PathLike[str] | Image.Image, upright: tuple[int, int]) -> Origin:
+    """Where a picture that `load_image` or `to_rgb` has read comes from; only the head of the file is read again.
+
+    source: the file, or the open picture that was given. upright: (width, height) of what was made of it.
+    """
+    if isinstance(source, Image.Image):
+        orientation, (width, height) = _orientation(source), source.size
+    else:
+        with _open(Path(source)) as image:
+            orientation, (width, height) = _orientation(image), image.size
+    # Some formats state their size turned already; what was read tells.
+    if (width - height) * (upright[0] - upright[1]) < 0:
+        width, height = height, width
+    turn = _TURNS.get(orientation)
+    return Origin((width, height), orientation if turn else 1, turn.name if turn else None)
 
 
 def find_images(path: str | os.PathLike[str]) -> list[Path]:

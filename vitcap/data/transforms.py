@@ -55,8 +55,7 @@ class Preprocess:
         _check_rgb(image)
         (height, width), (columns, rows, left, top) = self.size, self._layout(*image.size)
         resample = _FILTERS[self.interpolation]
-        fill = tuple(round(255 * value) for value in self.mean)
-        canvas = Image.new("RGB", (width, height), fill)
+        canvas = Image.new("RGB", (width, height), self._fill)
         if columns * rows <= _LARGEST_RESIZE * width * height:
             canvas.paste(image.resize((columns, rows), resample), (-left, -top))
             return _to_tensor(canvas)
@@ -80,6 +79,23 @@ class Preprocess:
         across, down = width / columns, height / rows
         return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
 
+    def chain(self, width: int, height: int) -> tuple[dict[str, Any], ...]:
+        """What is done to a width x height picture, in order, in plain JSON types: "resize" to `size`, [width, height];
+        "crop" to `box`, [x0, y0, x1, y1] of the resized picture; "pad" by [left, top, right, bottom] pixels of the RGB
+        colour `fill`. A step that would do nothing is left out."""
+        columns, rows, left, top = self._layout(width, height)
+        right, bottom = left + self.size[1], top + self.size[0]
+        steps: list[dict[str, Any]] = []
+        if (columns, rows) != (width, height):
+            steps.append({"name": "resize", "size": [columns, rows], "interpolation": self.interpolation})
+        box = [max(0, left), max(0, top), min(columns, right), min(rows, bottom)]
+        if box != [0, 0, columns, rows]:
+            steps.append({"name": "crop", "box": box})
+        pad = [max(0, -left), max(0, -top), max(0, right - columns), max(0, bottom - rows)]
+        if any(pad):
+            steps.append({"name": "pad", "by": pad, "fill": list(self._fill)})
+        return tuple(steps)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` is the inverse."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
@@ -91,6 +107,10 @@ class Preprocess:
         if unknown := sorted(set(values) - known):
             raise ValueError(f"preprocessing has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")
         return cls(**values)
+
+    @property
+    def _fill(self) -> tuple[int, ...]:
+        return tuple(round(255 * value) for value in self.mean)
 
     def _layout(self, width: int, height: int) -> tuple[int, int, int, int]:
         """(columns, rows) of the resized picture and (left, top) of the output in it; negative where it is padded."""

@@ -32,8 +32,8 @@ class SelfCriticalTask(CaptionTask):
     end_token: see CiderReward. cross_entropy: share (0..1) of the usual cross-entropy, with label_smoothing, in the
     loss.
 
-    The K captions of an image share one encoder pass. Dropout is off, so that the captions are drawn from the very
-    distribution whose gradient is taken. The loss is a mean over the drawn words, as the cross-entropy is one over
+    The K captions of an image share one encoder pass. The decoder's dropout is off, so that the captions are drawn from
+    the very distribution whose gradient is taken; the encoder's is on, since drawing and gradient read the same memory. The loss is a mean over the drawn words, as the cross-entropy is one over
     the given ones: times their number it has the gradient of minus the expected reward, summed over captions.
     Logs train/reward and train/baseline. Raises ValueError for options out of range, for a loss that is not finite, for
     a training image without references, and where the reward stays at 0.
@@ -110,7 +110,7 @@ class SelfCriticalTask(CaptionTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Policy gradient (REINFORCE) with a baseline; see the class."""
-        self.model.eval()
+        self._set_modes()
         memory = self.model.encode(batch)
         still = replace(memory, tokens=memory.tokens.detach())
         tokens, rewards = self._rewards(batch, still, self.drawing)
@@ -147,6 +147,10 @@ class SelfCriticalTask(CaptionTask):
             )
 
     def on_train_start(self) -> None:
-        """The model stays in evaluation mode."""
+        """Only the encoder is in training mode."""
         super().on_train_start()
+        self._set_modes()
+
+    def _set_modes(self) -> None:
         self.model.eval()
+        self.model.encoder.train()

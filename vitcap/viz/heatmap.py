@@ -92,19 +92,24 @@ def _place(x: float, y: float, width: int, height: int) -> str:
 
 
 def describe(words: Sequence[str], maps: Sequence[ArrayLike], window: Window, width: int, height: int) -> list[str]:
-    """One line of text for each word's map, for screen readers and logs.
+    """One line of text for each word's map of attention weights, for screen readers and logs.
 
     width, height: size of the photo in pixels, which `window` refers to.
     """
-    lines = []
-    for word, heat in zip(words, maps, strict=True):
-        values = lift(heat)
-        if is_flat(values):
-            lines.append(f"{word}: flat map, no place stands out (peak {values.max():.2f} times uniform attention)")
-            continue
-        row, column = np.unravel_index(values.argmax(), values.shape)
-        lines.append(
-            f"{word}: peak {values.max():.1f} times uniform attention {_place(*peak(heat, window), width, height)}, "
-            f"patch row {row + 1} of {values.shape[0]}, column {column + 1} of {values.shape[1]}"
-        )
-    return lines
+    return [
+        describe_lift(word, lift(heat), window, width, height, unit="uniform attention")
+        for word, heat in zip(words, maps, strict=True)
+    ]
+
+
+def describe_lift(word: str, values: NDArray[np.float64], window: Window, width: int, height: int, *, unit: str) -> str:
+    """The line of one map (rows, columns) in multiples of a unit, such as "uniform attention"."""
+    if not values.max() > 0:
+        return f"{word}: empty map, 0 everywhere"
+    if is_flat(values):
+        return f"{word}: flat map, no place stands out (peak {values.max():.2f} times {unit})"
+    row, column = np.unravel_index(values.argmax(), values.shape)
+    return (
+        f"{word}: peak {values.max():.1f} times {unit} {_place(*peak(values, window), width, height)}, "
+        f"patch row {row + 1} of {values.shape[0]}, column {column + 1} of {values.shape[1]}"
+    )

@@ -202,6 +202,7 @@ def test_pixel_limit_shrinks_jpeg_and_refuses_the_rest(tmp_path):
     image = corner_picture((800, 480))
     shrunk = load_image(save(tmp_path, image, "big.jpg"), max_pixels=100_000)
     assert shrunk.size == (400, 240)
+    assert load_image(tmp_path / "big.jpg", max_pixels=20_000).size == (100, 60)
     with pytest.raises(ImageError, match="800x480 pixels is over the limit of 100000"):
         load_image(save(tmp_path, image, "big.png"), max_pixels=100_000)
 

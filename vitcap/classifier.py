@@ -60,7 +60,9 @@ class Classifier(PictureDoor):
         """
         if isinstance(name, int):
             if not 0 <= name < len(self.classes):
-                raise ValueError(f"class {name}: this model has {len(self.classes)} classes, 0 to {len(self.classes) - 1}")
+                raise ValueError(
+                    f"class {name}: this model has {len(self.classes)} classes, 0 to {len(self.classes) - 1}"
+                )
             return name
         if name in self.classes:
             return self.classes.index(name)
@@ -69,7 +71,9 @@ class Classifier(PictureDoor):
             ids = ", ".join(f"{index} ({self.classes[index]})" for index in found)
             raise ValueError(f"class {name!r}: {len(found)} classes have this name; give the index of one: {ids}")
         if not found:
-            raise ValueError(f"class {name!r}: this model has none of that name; its classes are {_some(self.class_names)}")
+            raise ValueError(
+                f"class {name!r}: this model has none of that name; its classes are {_some(self.class_names)}"
+            )
         return found[0]
 
     def logits(self, batch: Batch) -> torch.Tensor:

@@ -5,6 +5,7 @@ Training, evaluation, captioning and overlays all read pictures here, so that a 
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+log = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff"}
@@ -21,6 +24,10 @@ IMAGE_SUFFIXES = frozenset(
 
 MAX_PIXELS = 64_000_000
 """Largest picture that is decoded: 256 MB as Pillow stores it, and more than full-frame cameras record."""
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
+"""Formats that are decoded, in Pillow's names (which has MPO, of phones, as a kind of JPEG). Others stay closed whatever Pillow could do: for PostScript it starts
+Ghostscript, which runs the program that such a file is."""
 
 # `load_image` has its own limit, and says so in one line.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -77,16 +84,19 @@ def load_image(
     Raises ImageError for everything that is no such picture: missing, empty, cut, text, HTML, git-lfs pointer, ...
     """
     path = Path(path)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
+    if not os.path.isfile(path):  # Path.is_file raises for names too long for the disk
+        what = (
+            "is a folder" if os.path.isdir(path) else "is no regular file" if os.path.exists(path) else "does not exist"
+        )
+        what = "is a link that leads nowhere" if what == "does not exist" and os.path.islink(path) else what
         raise ImageError(f"{path}: {what}; a picture file is wanted")
     kind = None
     try:
         with _open(path) as image:
             kind, (width, height) = image.format, image.size
-            for factor in (2, 4, 8):  # only JPEG can be decoded at a fraction; for the rest draft does nothing
-                if image.size[0] * image.size[1] > max_pixels:
-                    image.draft(image.mode, (max(1, width // factor), max(1, height // factor)))
+            fits = (f for f in (1, 2, 4, 8) if -(-width // f) * -(-height // f) <= max_pixels)
+            if (factor := next(fits, 8)) > 1:  # draft heeds its first call alone, and does nothing but for JPEG
+                image.draft(image.mode, (max(1, width // factor), max(1, height // factor)))
             if image.size[0] * image.size[1] > max_pixels:
                 raise ImageError(f"{width}x{height} pixels is over the limit of {max_pixels}; make it smaller")
             image.load()
@@ -106,7 +116,14 @@ def to_rgb(image: Image.Image, *, exif: bool = True, background: tuple[int, int,
     """
     turn = _TURNS.get(_orientation(image)) if exif else None
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        image = Image.fromarray(_to_8_bits(np.asarray(image), image.mode))
+        values, clear = np.asarray(image), image.info.get("transparency")  # of 16-bit grey, the value that is clear
+        image = Image.fromarray(_to_8_bits(values, image.mode))
+        if isinstance(clear, int):
+            image = Image.merge("LA", (image, Image.fromarray((values != clear).astype(np.uint8) * 255)))
+    clear = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(clear, tuple) and max(clear) > 255:  # 16 bits a channel, of which 8 are read
+        image = image.copy()
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
     if image.has_transparency_data:
         alpha = image.convert("RGBA")
         image = Image.new("RGB", image.size, background)
@@ -154,15 +171,18 @@ def find_images(path: str | os.PathLike[str]) -> list[Path]:
     """The picture files under a folder and its sub-folders, sorted by path; for a file, that file.
 
     Taken by `IMAGE_SUFFIXES` in any case. Names that begin with a dot, `__MACOSX` and the like are passed over, as are
-    folder links that lead back to a folder already seen. Raises FileNotFoundError for a path that does not exist.
+    folder links that lead back to a folder already seen. A sub-folder that cannot be listed is logged. Raises
+    FileNotFoundError for a path that does not exist, or is empty.
     """
+    if not os.fspath(path):
+        raise FileNotFoundError("an empty name, where a file or folder is wanted")
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if not path.is_dir():
         return [path]
     found, seen = [], set()
-    for folder, subfolders, names in os.walk(path, followlinks=True):
+    for folder, subfolders, names in os.walk(path, followlinks=True, onerror=_unlisted):
         real = os.path.realpath(folder)
         if real in seen:
             subfolders.clear()
@@ -173,13 +193,17 @@ def find_images(path: str | os.PathLike[str]) -> list[Path]:
     return sorted(found)
 
 
+def _unlisted(error: OSError) -> None:
+    log.warning("%s: its pictures are left out (%s)", error.filename, error.strerror)
+
+
 def _is_junk(name: str) -> bool:
     return name.startswith(".") or name in _JUNK
 
 
 def _open(path: Path) -> Image.Image:
     try:
-        return Image.open(path)
+        return _decoder(path)
     except UnidentifiedImageError:
         if not _is_heif(_head(path)):
             raise
@@ -188,7 +212,12 @@ def _open(path: Path) -> Image.Image:
         except ImportError:
             raise ImageError("a HEIC picture; pip install pillow-heif, or save it as JPEG") from None
         pillow_heif.register_heif_opener()
-        return Image.open(path)
+        return _decoder(path)
+
+
+def _decoder(path: Path) -> Image.Image:
+    Image.init()
+    return Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def _orientation(image: Image.Image) -> int:

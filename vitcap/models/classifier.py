@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitcap.models.captioner import EncoderModel
 from vitcap.models.weights import State, read_weights
-from vitcap.types import Batch, require_number
+from vitcap.types import Batch, Memory, require_number
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,10 @@ class ImageClassifier(EncoderModel):
 
     def forward(self, batch: Batch) -> Tensor:
         """Pictures or cached features of a batch -> logits (B, C)."""
-        pooled = self.encode(batch).pooled
-        if pooled is None:
+        return self.classify(self.encode(batch))
+
+    def classify(self, memory: Memory) -> Tensor:
+        """Memory of pictures -> logits (B, C)."""
+        if memory.pooled is None:
             raise ValueError(f"{type(self.encoder).__name__} gives no pooled vector to classify")
-        return self.head(self.drop(pooled))
+        return self.head(self.drop(memory.pooled))

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 
 import vitcap
+import vitcap.explain
 from vitcap import checkpoint
 from vitcap.cli import caption as caption_command
 from vitcap.cli import main, pictures
@@ -23,8 +25,9 @@ from vitcap.data.transforms import Preprocess
 from vitcap.decoding import Beam, Greedy, Sample
 from vitcap.drawing import unique_names
 from vitcap.models.captioner import CaptionModel
-from vitcap.record import Word
+from vitcap.record import AttentionRecord, View, Word
 from vitcap.types import EOS
+from vitcap.viz.shown import describe_record
 from vitcap.writer import Caption
 
 GRID = (4, 4)
@@ -66,11 +69,31 @@ class Scripted:
             alternatives=tuple(self.one(picture, {}, k) for k in range(1, count)) if rank == 0 else (),
         )
 
+    def explain(self, path, **options):
+        """What `vitcap.explain.explain` would say of this captioner."""
+        photo = load_image(path)
+        self.options.append(options)
+        found = self.one(photo, {"need_attention": True})
+        method = options.get("methods", ["attention"])[0]
+        return AttentionRecord(
+            found.words,
+            options.get("caption") or found.text,
+            {method: found.attention},
+            View(method),
+            grid=self.grid,
+            prefix=self.prefix,
+            photo=np.asarray(photo),
+            size=photo.size,
+            window=self.preprocess.window(*photo.size),
+            source=str(path),
+        )
+
 
 @pytest.fixture
 def scripted(monkeypatch):
     captioner = Scripted()
     monkeypatch.setattr(vitcap, "load", lambda path, device="cpu": captioner)
+    monkeypatch.setattr(vitcap.explain, "explain", lambda door, path, **options: door.explain(path, **options))
     return captioner
 
 
@@ -327,6 +350,7 @@ def test_options_that_contradict_each_other(scripted, photos, options, message, 
         (["caption", "x.jpg", "--batchsize", "2"], "unrecognized arguments: --batchsize"),
         (["overlay", "x.jpg", "--model", "m"], "--out"),
         (["overlay", "x.jpg", "--model", "m", "--out", "o", "--layer", "last"], "numbers such as 0 or 0,2"),
+        (["overlay", "x.jpg", "--out", "o", "--format", "sheet,pdf"], "'pdf': choose from sheet, gif, grid, maps"),
     ],
 )
 def test_usage_errors_take_one_line(arguments, message, capsys):
@@ -404,7 +428,10 @@ def test_overlay_writes_a_sheet_with_its_text(scripted, photos, tmp_path, capsys
     assert capsys.readouterr().out == f"{photos[2]}\t{out / 'p2.png'}\n"
     lines = (out / "p2.txt").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "caption: level 20"
-    assert lines[1] == "Cross-attention: mean of all 2 layers, mean of all 2 heads; 4 x 4 patches"
+    assert lines[1] == (
+        "Cross-attention: mean of all 2 layers, mean of all 2 heads; 4 x 4 patches; "
+        "20 % of the attention went to 1 token beside the patches"
+    )
     # Resized to 85 x 64 and cut from column 10: patch (1, 1) lies at (10 + 24) * 80 / 85, (2, 2) at 50 * 80 / 85.
     assert lines[2].startswith("level: peak 12.8 times uniform attention at x 32, y 22 of 80 x 60 pixels")
     assert lines[3].startswith("20: peak 12.8 times uniform attention at x 47, y 38 of 80 x 60 pixels")
@@ -415,8 +442,7 @@ def test_overlay_writes_a_sheet_with_its_text(scripted, photos, tmp_path, capsys
         pixels = np.asarray(page.convert("RGB")).astype(int)
     grey = (np.ptp(pixels, axis=-1) == 0).all()
     assert not grey
-    assert not scripted.options[0]["search"]
-    assert scripted.options[0]["need_attention"]
+    assert scripted.options == [{"caption": None, "search": None, "seed": None}]
 
 
 def test_overlay_layer_and_head(scripted, photos, tmp_path, capsys):
@@ -444,10 +470,78 @@ def test_overlay_skips_what_it_cannot_read(scripted, photos, tmp_path, capsys):
     assert "1 of 2 pictures could not be read" in capsys.readouterr().err
 
 
-def test_overlay_of_a_model_without_patches(scripted, photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scripted, "grid", None, raising=False)
-    assert main(["overlay", photos[0], "--model", "m", "--out", str(tmp_path / "o")]) == 2
-    assert "attends to no grid of patches" in capsys.readouterr().err
+def test_overlay_of_any_file_name_with_its_record(scripted, tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        Image.new("RGB", (8, 8), (50,) * 3).save(name)
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes only UTF-8 names")
+    assert main(["overlay", name, "--model", "m", "--out", "o", "--save-record"]) == 0
+    assert AttentionRecord.load(f"o/{Path(name).stem}.npz").source == name
+
+
+def test_overlay_formats(scripted, photos, tmp_path, capsys):
+    out = tmp_path / "o"
+    command = ["overlay", photos[2], "--model", "m", "--out", str(out), "--format", "gif,grid", "--format", "maps"]
+    assert main([*command, "--word", "20"]) == 0
+    files = ["p2.gif", "p2.grid.png", "p2.01-level.png", "p2.02-20.png"]
+    assert capsys.readouterr().out == "".join(f"{photos[2]}\t{out / file}\n" for file in files)
+    assert sorted(p.name for p in out.glob("*.txt")) == sorted(str(Path(f).with_suffix(".txt")) for f in files)
+    lines = (out / "p2.grid.txt").read_text().splitlines()
+    assert lines[1].startswith("layer 0, head 0: 20: peak 12.8 times uniform attention")
+    assert len(lines) == 1 + 9
+
+
+def test_overlay_of_a_word_that_one_caption_lacks(scripted, photos, tmp_path, capsys):
+    command = ["overlay", *photos[:2], "--model", "m", "--out", str(tmp_path), "--format", "sheet,grid", "--word", "10"]
+    assert main(command) == 1
+    out, err = capsys.readouterr()
+    assert [line.rpartition("/")[2] for line in out.splitlines()] == ["p0.png", "p1.png", "p1.grid.png"]
+    assert err == f"vitcap: {photos[0]}: no grid, word '10' is not there: 'level 0' has 0 level, 1 0\n"
+
+
+def test_overlay_of_a_given_caption_and_method(scripted, photos, tmp_path):
+    command = ["overlay", photos[2], "--model", "m", "--out", str(tmp_path / "o")]
+    assert main([*command, "--caption", "level twenty", "--method", "rollout"]) == 0
+    assert scripted.options == [{"methods": ["rollout"], "caption": "level twenty"}]
+    lines = (tmp_path / "o" / "p2.txt").read_text().splitlines()
+    assert lines[0] == "caption: level twenty"
+    assert lines[1].startswith("Attention rollout: ")
+
+
+def test_overlay_draws_a_saved_record_without_a_model(scripted, photos, tmp_path, monkeypatch, capsys):
+    out, again = tmp_path / "o", tmp_path / "again"
+    assert main(["overlay", photos[2], "--model", "m", "--out", str(out), "--save-record"]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["p2.json", "p2.npz", "p2.png", "p2.txt"]
+    monkeypatch.setattr(vitcap, "load", None)
+    capsys.readouterr()
+    assert main(["overlay", str(out / "p2.npz"), "--out", str(again)]) == 0
+    assert capsys.readouterr().out == f"{out / 'p2.npz'}\t{again / 'p2.png'}\n"
+    assert (again / "p2.png").read_bytes() == (out / "p2.png").read_bytes()
+    assert main(["overlay", str(out / "p2.npz"), "--out", str(again), "--head", "1"]) == 0
+    assert "head 1 of 0..1" in (again / "p2.txt").read_text()
+    for wrong, message in [
+        (["--method", "rollout"], "method 'rollout': this record has attention"),
+        (["--model", "m"], "--model is for photos; these are records of what a model saw"),
+        (["--beams", "2"], "--beams is for photos"),
+    ]:
+        assert main(["overlay", str(out / "p2.npz"), "--out", str(again), *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--word", "1"], "--word is for --format grid"),
+        (["--top-classes", "2"], "--top-classes is for models that classify"),
+        (["--caption", "x", "--beams", "2"], "--beams is for captions that the model writes; --caption gives one"),
+        (["--caption", "x", "--sample"], "--sample is for captions that the model writes"),
+    ],
+)
+def test_overlay_options_that_do_not_fit(scripted, photos, tmp_path, capsys, options, message):
+    assert main(["overlay", photos[0], "--model", "m", "--out", str(tmp_path / "o"), *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 # a real model
@@ -496,6 +590,22 @@ def test_real_model_says_what_the_python_door_says(model_file, tmp_path):
     assert sorted(path.name for path in (tmp_path / "o").glob("*.png")) == ["0.png", "1.png", "2.png"]
     words = captioner.caption(load_image(names[0]), search=Beam(beams=3, max_length=8)).words
     assert len((tmp_path / "o" / "0.txt").read_text().splitlines()) == 2 + len(words)
+
+
+def test_overlay_of_a_real_model_draws_a_given_caption_by_any_method(model_file, tmp_path, capsys):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "p.png")
+    out = tmp_path / "o"
+    command = ["overlay", str(tmp_path / "p.png"), "--model", str(model_file), "--out", str(out)]
+    assert main([*command, "--caption", "A red cat", "--method", "grad-cam", "--save-record"]) == 0
+    record = AttentionRecord.load(out / "p")
+    assert ([word.text for word in record.words], record.source) == (["a", "red", "cat"], "p.png")
+    expected = vitcap.explain.explain(vitcap.load(model_file), tmp_path / "p.png", caption="a red cat", methods="all")
+    np.testing.assert_allclose(record.maps["grad-cam"], expected.maps["grad-cam"], atol=1e-6)
+    lines = (out / "p.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == describe_record(expected, View("grad-cam"))
+    assert main([*command, "--method", "lime"]) == 2
+    assert "method 'lime': there is no such method; this model has attention, " in capsys.readouterr().err
 
 
 def test_seeded_samples_repeat(model_file, photos, capsys):

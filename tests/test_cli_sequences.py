@@ -210,7 +210,7 @@ def test_alignments_are_drawn_and_numbered_as_the_sentences_are(files, tmp_path,
         sentence = given[number - 1]
         found = translator.translate(sentence)
         lines = (out / f"000{number}.txt").read_text(encoding="utf-8").splitlines()
-        assert lines[:2] == [f"caption: {found.text}", f"source: {sentence}"]
+        assert lines[:2] == [f"translation: {found.text}", f"source: {sentence}"]
         assert [line.split(" ")[0] for line in lines[2:]] == [word.text for word in found.words]
         assert printed[number - 1] == f"{sentence}\t{found.text}"
         with Image.open(out / f"000{number}.png") as page:
@@ -320,6 +320,25 @@ def test_folders_and_pictures_given_twice(files, photos, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_overlay_draws_the_likeliest_classes(files, photos, tmp_path, capsys):
+    out = tmp_path / "o"
+    command = ["overlay", photos[0], "--model", files["classify"], "--out", str(out)]
+    assert main([*command, "--top-classes", "2", "--format", "sheet,maps", "--method", "relevance"]) == 0
+    first, second = vitcap.load(files["classify"]).classify(photos[0], top=2)
+    assert [line.rpartition("/")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "p0.png",
+        f"p0.01-{first.name.replace(', ', '-')}.png",
+        f"p0.02-{second.name.replace(', ', '-')}.png",
+    ]
+    lines = (out / "p0.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == f"class: {first.name}"
+    assert lines[1].startswith("Gradient-weighted relevance")
+    assert [line.partition(":")[0] for line in lines[2:]] == [first.name, second.name]
+    for wrong, message in [(["--caption", "x"], "--caption is for"), (["--seed", "1"], "--seed is for")]:
+        assert main([*command, *wrong]) == 2
+        assert f"{message} models that write captions" in capsys.readouterr().err
+
+
 # what both have in common
 
 
@@ -327,7 +346,7 @@ def test_folders_and_pictures_given_twice(files, photos, tmp_path, capsys):
     ("command", "wrong"),
     [
         *(("caption", wrong) for wrong in ("translate", "classify")),
-        *(("overlay", wrong) for wrong in ("translate", "classify")),
+        ("overlay", "translate"),
         *(("translate", wrong) for wrong in ("caption", "classify")),
         *(("classify", wrong) for wrong in ("caption", "translate")),
     ],
@@ -335,7 +354,7 @@ def test_folders_and_pictures_given_twice(files, photos, tmp_path, capsys):
 def test_a_model_of_another_kind_is_one_clear_line(files, photos, tmp_path, capsys, command, wrong):
     out = ["--out", str(tmp_path / "o")] if command == "overlay" else []
     assert main([command, photos[0], "--model", files[wrong], *out]) == 2
-    wanted = "caption" if command == "overlay" else command
+    wanted = "caption or classify" if command == "overlay" else command
     assert capsys.readouterr() == (
         "",
         f"vitcap: error: {files[wrong]}: a model made to {wrong}, not to {wanted}; use `vitcap {wrong}`\n",

@@ -415,7 +415,7 @@ def test_sentences_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
 def test_the_page_of_a_translation(translator: Translator) -> None:
     found = translator.translate(SOURCES[1], need_attention=True)
     page, lines = alignment_page(translator, SOURCES[1], found, links={(0, 0)})
-    assert lines[0] == f"caption: {found.text}"
+    assert lines[0] == f"translation: {found.text}"
     assert lines[1] == f"source: {SOURCES[1]}"
     assert len(lines) == 2 + len(found.words)
     best = int(found.attention[0, 0, 0].argmax())  # type: ignore[index]

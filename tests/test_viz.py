@@ -1,5 +1,7 @@
 """Attention maps over the original photo: numbers, geometry, and what the drawn sheet looks like."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,13 @@ from PIL import Image
 
 from vitcap.data.images import load_image
 from vitcap.data.transforms import Preprocess
-from vitcap.record import word_map
+from vitcap.record import AttentionRecord, View, Word, word_map
+from vitcap.viz.animation import animation
+from vitcap.viz.figures import head_grid, word_figure
 from vitcap.viz.heatmap import describe, is_flat, lift, peak, to_photo
-from vitcap.viz.overlay import INFERNO, blend, colours, paint, sheet
+from vitcap.viz.overlay import paint, sheet
+from vitcap.viz.shown import describe_record
+from vitcap.viz.style import INFERNO, blend, colours
 
 SIZES = [(640, 360), (360, 640), (1000, 200), (224, 224)]
 MODES = ["crop", "squash", "letterbox"]
@@ -266,8 +272,26 @@ def test_unseen_pixels_are_hatched_not_coloured():
     assert np.ptp(drawn[0, 45]) > 0
 
 
-def tile_of(page, index, columns, cell=240, row=304, first=74):
-    """Picture of one tile of a sheet of square photos without a note."""
+def record_of(photo, words, maps, window, *, text=None, chances=None):
+    """A record with one layer and head: maps (rows, columns) of attention weights, one of each word."""
+    chances = [0.5] * len(words) if chances is None else chances
+    spelled = tuple(Word(w, i, i + 1, float(np.log(p))) for i, (w, p) in enumerate(zip(words, chances, strict=True)))
+    grid = np.shape(maps[0]) if maps else (2, 2)
+    values = np.array(maps, dtype=np.float32).reshape(len(maps), 1, 1, -1) if maps else np.zeros((0, 1, 1, 4), "f4")
+    return AttentionRecord(
+        spelled,
+        " ".join(words) if text is None else text,
+        {"attention": values},
+        View("attention"),
+        grid=grid,
+        photo=np.asarray(photo),
+        size=photo.size,
+        window=window,
+    )
+
+
+def tile_of(page, index, columns, cell=240, row=304, first=98):
+    """Picture of one tile of a sheet of square photos."""
     x, y = 24 + index % columns * (cell + 16), first + 24 + index // columns * row
     return np.asarray(page)[y : y + cell, x : x + cell].astype(int)
 
@@ -276,13 +300,13 @@ def test_sheet_shares_one_scale_between_words():
     photo = Image.new("RGB", (96, 96), (128, 128, 128))
     flat, sharp = np.full((6, 6), 1 / 36), np.full((6, 6), 0.5 / 35)
     sharp[2, 3] = 0.5
-    page = sheet(photo, ["the", "dog"], [flat, sharp], (0, 0, 96, 96), columns=3)
+    page = sheet(record_of(photo, ["the", "dog"], [flat, sharp], (0, 0, 96, 96)), columns=3)
     photo_tile, first, second = (tile_of(page, index, 3) for index in range(3))
     assert (photo_tile == 128).all()
     assert len(shown(first)) == 1
     centre = second[round(2.5 * 40), round(3.5 * 40)]
     assert centre.sum() > first[0, 0].sum() + 200
-    alone = tile_of(sheet(photo, ["the"], [flat], (0, 0, 96, 96), columns=2), 1, 2)
+    alone = tile_of(sheet(record_of(photo, ["the"], [flat], (0, 0, 96, 96)), columns=2), 1, 2)
     assert len(shown(alone)) == 1
     assert alone[0, 0].sum() > first[0, 0].sum(), "the sharp word must push the flat one down the shared scale"
 
@@ -291,19 +315,29 @@ def test_sheet_keeps_the_proportions_of_the_photo():
     """The tile of the photo has the photo's colour and proportions; pictures of any size are brought to tile size."""
     for width, height in [(640, 360), (360, 640), (1000, 200), (4000, 2), (6000, 4000), (8, 8)]:
         photo = Image.new("RGB", (width, height), (200, 30, 60))
-        page = np.asarray(sheet(photo, ["dog"], [np.full((2, 2), 0.25)], window_of("crop", width, height)))
+        window = window_of("crop", width, height)
+        page = np.asarray(sheet(record_of(photo, ["dog"], [np.full((2, 2), 0.25)], window)))
         y, x = np.nonzero((page == (200, 30, 60)).all(-1))
         tile = (np.ptp(x) + 1, np.ptp(y) + 1)
         assert max(tile) <= 600
         assert tile[0] / tile[1] == pytest.approx(width / height, rel=0.02) or min(tile) == 1
 
 
+def test_a_smaller_copy_of_the_photo_is_drawn_in_the_coordinates_of_the_original():
+    """The window of a record is in pixels of the original, whatever the size of the copy that it keeps."""
+    photo = Image.new("RGB", (400, 200), (90, 90, 90))
+    heat = np.eye(4) / 4
+    large = record_of(photo, ["dog"], [heat], (100, 0, 300, 200))
+    small = dataclasses.replace(large, photo=np.asarray(photo.resize((40, 20))))
+    assert (np.asarray(sheet(large)) == np.asarray(sheet(small))).all()
+
+
 def test_long_captions_wrap_over_rows():
     words = ["word"] * 23
     heat = np.full((3, 3), 1 / 9)
     photo = Image.new("RGB", (100, 80))
-    page = sheet(photo, words, [heat] * 23, (0, 0, 100, 80), probabilities=[0.5] * 23)
-    few = sheet(photo, words[:3], [heat] * 3, (0, 0, 100, 80))
+    page = sheet(record_of(photo, words, [heat] * 23, (0, 0, 100, 80)))
+    few = sheet(record_of(photo, words[:3], [heat] * 3, (0, 0, 100, 80)))
     assert page.width <= 1400
     assert page.height > 3 * few.height / 2
 
@@ -311,13 +345,16 @@ def test_long_captions_wrap_over_rows():
 @pytest.mark.parametrize("word", ["grüner", "图片", "😀", "عربى", "\ud800", "a\nb\tc", "", "x" * 400])
 def test_any_word_can_be_drawn(word):
     photo = Image.new("RGB", (30, 20))
-    page = sheet(photo, [word, "dog"], [np.full((2, 2), 0.25)] * 2, (0, 0, 30, 20), caption=word, note=word)
-    assert page.width < 1400
-    describe([word], [np.full((2, 2), 0.25)], (0, 0, 30, 20), 30, 20)
+    record = record_of(photo, [word, "dog"], [np.full((2, 2), 0.25)] * 2, (0, 0, 30, 20), text=word)
+    assert sheet(record).width < 1400
+    assert word_figure(record, 0).width < 1000
+    assert head_grid(record, 0).width < 1000
+    assert animation(record)[:3] == b"GIF"
+    assert len(describe_record(record)) == 4
 
 
 def test_sheet_without_words_still_shows_the_photo():
-    page = np.asarray(sheet(Image.new("RGB", (30, 30), (9, 200, 30)), [], [], (0, 0, 30, 30)))
+    page = np.asarray(sheet(record_of(Image.new("RGB", (30, 30), (9, 200, 30)), [], [], (0, 0, 30, 30))))
     assert (page == (9, 200, 30)).all(-1).sum() == 240 * 240
 
 
@@ -328,22 +365,25 @@ def test_a_peak_in_the_padding_is_said_so():
     for row in (0, 1):
         heat = np.full((3, 3), 0.05)
         heat[row, 1] = 0.6
-        pages.append(np.asarray(sheet(photo, ["dog"], [heat], window, columns=2)))
-    padding, inside = ((page[98 + 139 :, 456:] < 200).all(-1).sum() for page in pages)
+        pages.append(np.asarray(sheet(record_of(photo, ["dog"], [heat], window), columns=2)))
+    padding, inside = ((page[122 + 139 :, 456:] < 200).all(-1).sum() for page in pages)
     assert padding > inside + 50
 
 
 def test_end_of_the_scale_can_be_given():
-    photo, heat = Image.new("RGB", (40, 40)), np.eye(4) / 4
-    wide, clipped = (sheet(photo, ["dog"], [heat], (0, 0, 40, 40), top=top, columns=2) for top in (8, 2))
+    record = record_of(Image.new("RGB", (40, 40)), ["dog"], [np.eye(4) / 4], (0, 0, 40, 40))
+    wide, clipped = (sheet(record, top=top, columns=2) for top in (8, 2))
     assert tile_of(clipped, 1, 2)[30, 30].sum() > tile_of(wide, 1, 2)[30, 30].sum() + 100
 
 
 def test_sheet_refuses_what_does_not_match():
-    photo, heat = Image.new("RGB", (9, 9)), np.ones((2, 2))
-    with pytest.raises(ValueError, match="2 words need as many maps"):
-        sheet(photo, ["a", "b"], [heat], (0, 0, 9, 9))
-    with pytest.raises(ValueError, match="2 probabilities"):
-        sheet(photo, ["a"], [heat], (0, 0, 9, 9), probabilities=[1, 1])
+    record = record_of(Image.new("RGB", (9, 9)), ["a"], [np.full((2, 2), 0.25)], (0, 0, 9, 9))
     with pytest.raises(ValueError, match=r"nofont\.ttf"):
-        sheet(photo, ["a"], [heat], (0, 0, 9, 9), font="nofont.ttf")
+        sheet(record, font="nofont.ttf")
+    with pytest.raises(ValueError, match="this record holds no photo"):
+        sheet(dataclasses.replace(record, photo=None))
+    with pytest.raises(ValueError, match="layers: there is no 1; this model has 1"):
+        sheet(record, View("attention", (1,)))
+    sentence = AttentionRecord((), "", {"attention": np.zeros((1, 1, 1, 2))}, View("attention"), places=("a", "b"))
+    with pytest.raises(ValueError, match="of a sentence"):
+        sheet(sentence)

@@ -1,20 +1,21 @@
-"""From a sentence with attention to its picture: what the command line and training both draw."""
+"""From a record to the files that show it: what the command line and training both draw."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from vitcap.record import word_map
-from vitcap.viz.alignment import alignment_matrix, describe_alignment
-from vitcap.viz.heatmap import describe
+from vitcap.record import AttentionRecord, View
+from vitcap.viz.alignment import describe_record_alignment, record_alignment
+from vitcap.viz.animation import animation
+from vitcap.viz.figures import describe_heads, head_grid, highest_word, word_figure
 from vitcap.viz.overlay import sheet
+from vitcap.viz.shown import describe_record
 
 if TYPE_CHECKING:  # these import torch, for which `vitcap overlay --help` need not wait
     from vitcap.captioner import Captioner
@@ -22,6 +23,78 @@ if TYPE_CHECKING:  # these import torch, for which `vitcap overlay --help` need 
     from vitcap.data.sentences import SentenceData
     from vitcap.translator import Translator
     from vitcap.writer import Caption
+
+FORMATS = ("sheet", "gif", "grid", "maps")
+"""Kinds of pictures of a record: a tile for each word, an animation, one word by layer and head, a picture a word."""
+
+
+def draw_record(
+    record: AttentionRecord,
+    folder: Path,
+    name: str,
+    *,
+    formats: Sequence[str] = ("sheet",),
+    view: View | None = None,
+    word: int | str | None = None,
+    top: float | None = None,
+    font: str | None = None,
+) -> list[Path]:
+    """Write the pictures of a record into a folder, each with the same in words beside it; returns the pictures.
+
+    sheet: NAME.png. gif: NAME.gif. grid: NAME.grid.png, of `word`. maps: NAME.01-WORD.png and so on. Of a sentence
+    there is only the sheet, its alignment matrix. view, top, font: see `vitcap.viz.overlay.sheet`.
+    word: of the grid; its number from 0 or its text; None: that with the highest peak.
+    Raises ValueError for a format or word that there is none of, and whatever drawing raises.
+    """
+    if wrong := [kind for kind in formats if kind not in FORMATS]:
+        raise ValueError(f"format {wrong[0]!r}: choose from {', '.join(FORMATS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    if record.grid is None:
+        if other := [kind for kind in formats if kind != "sheet"]:
+            raise ValueError(f"format {other[0]!r}: the record is of a sentence, which has only its alignment matrix")
+        save_sheet(
+            folder / f"{name}.png", record_alignment(record, view, font=font), describe_record_alignment(record, view)
+        )
+        return [folder / f"{name}.png"]
+    view = view or record.shown
+    options: Any = {"top": top, "font": font}
+    lines = describe_record(record, view)
+    files = []
+    if "sheet" in formats:
+        files.append(folder / f"{name}.png")
+        save_sheet(files[-1], sheet(record, view, **options), lines)
+    if "gif" in formats:
+        files.append(folder / f"{name}.gif")
+        files[-1].write_bytes(animation(record, view, comment="\n".join(lines), **options))
+        save_lines(files[-1], lines)
+    if "grid" in formats:
+        index = find_word(record, word, view)
+        files.append(folder / f"{name}.grid.png")
+        heads = describe_heads(record, index, view.method)
+        save_sheet(files[-1], head_grid(record, index, view.method, **options), [lines[0], *heads])
+    if "maps" in formats:
+        for index, one in enumerate(record.words):
+            text = re.sub(r"[^\w-]+", "-", one.text).strip("-")[:40]
+            files.append(folder / f"{name}.{index + 1:02d}-{text or 'word'}.png")
+            save_sheet(files[-1], word_figure(record, index, view, **options), [*lines[:2], lines[2 + index]])
+    return files
+
+
+def find_word(record: AttentionRecord, word: int | str | None, view: View | None = None) -> int:
+    """Number of the word that is meant: a number from 0, a text, or None for the highest peak of the view.
+
+    Raises ValueError, which lists the words, for one that is not there.
+    """
+    texts = [one.text for one in record.words]
+    if word is None:
+        return highest_word(record, view)
+    if isinstance(word, str) and word in texts:  # before numbers: a word may be one
+        return texts.index(word)
+    number = int(word) if re.fullmatch(r"\d+", str(word)) else -1
+    if not 0 <= number < len(texts):
+        listed = ", ".join(f"{index} {text}" for index, text in enumerate(texts))
+        raise ValueError(f"word {word!r} is not there: {record.text!r} has {listed or 'no words'}")
+    return number
 
 
 def overlay_sheet(
@@ -34,60 +107,36 @@ def overlay_sheet(
     top: float | None = None,
     font: str | None = None,
 ) -> tuple[Image.Image, list[str]]:
-    """The sheet of one photo, and its lines of text: the caption, what is shown, and one line for each word.
+    """The sheet of one photo and a caption of it, and its lines of text; see `vitcap.explain.explain`.
 
-    caption: what the captioner gave for the upright photo with need_attention=True.
-    layers, heads: decoder layers and attention heads to average, None for all. top, font: see vitcap.viz.overlay.sheet.
-    Raises ValueError for a model that attends to no grid, or a layer or head that is not there.
+    layers, heads: to average, None for all; without either the model's own view. top, font: see `sheet`.
     """
-    if captioner.grid is None or caption.attention is None:
-        raise ValueError("this model attends to no grid of patches, so there is no map to draw")
-    rows, columns = captioner.grid
-    of_layers, of_heads = caption.attention.shape[1:3]
-    note = f"Cross-attention: {_which('layer', layers, of_layers)}, {_which('head', heads, of_heads)}; "
-    note += f"{rows} x {columns} patches"
-    words = [word.text for word in caption.words]
-    maps = [
-        word_map(
-            caption.attention,
-            (word.start, word.stop),
-            grid=captioner.grid,
-            prefix=captioner.prefix,
-            layers=layers,
-            heads=heads,
-        )
-        for word in caption.words
-    ]
-    window = captioner.preprocess.window(*photo.size)
-    page = sheet(
-        photo,
-        words,
-        maps,
-        window,
-        caption=caption.text or "(the model gave no words)",
-        probabilities=[math.exp(word.log_prob) for word in caption.words],
-        note=note,
-        top=top,
-        font=font,
-    )
-    return page, [f"caption: {caption.text}", note, *describe(words, maps, window, *photo.size)]
+    from vitcap.explain import explain
+
+    record = explain(captioner, photo, caption=caption)
+    view = record.view(None, layers, heads)
+    return sheet(record, view, top=top, font=font), describe_record(record, view)
 
 
 def draw_overlays(
     captioner: Captioner, data: CaptionData, folder: Path, *, count: int, split: str = "val", seed: int = 0
 ) -> list[Path]:
-    """Write the overlay sheets of the first `count` readable pictures of a split into a folder; returns their files.
+    """Write the overlay sheets of the first `count` readable pictures of a split into a folder; returns their files,
+    none for a model that attends to no grid.
 
     seed: of a sampling search.
     """
+    from vitcap.explain import explain
+    from vitcap.explain.methods import available
+
+    if not available(captioner.model):
+        return []
     records = [record for record in data.records(split) if record.image_id not in data.bad[split]][:count]
-    paths = [folder / f"{name}.png" for name in unique_names([str(record.image_id) for record in records])]
-    for record, path in zip(records, paths, strict=True):
-        photo = record.open()
-        caption = captioner.caption(photo, need_attention=True, seed=seed)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_sheet(path, *overlay_sheet(captioner, photo, caption))
-    return paths
+    names = unique_names([str(record.image_id) for record in records])
+    files = []
+    for record, name in zip(records, names, strict=True):
+        files += draw_record(explain(captioner, record.open(), seed=seed), folder, name)
+    return files
 
 
 def draw_alignments(
@@ -116,23 +165,17 @@ def draw_alignments(
 def alignment_page(
     translator: Translator, source: str, found: Caption, *, links: Collection[tuple[int, int]] | None = None
 ) -> tuple[Image.Image, list[str]]:
-    """The alignment matrix of one translation, and its lines of text. Attention is the mean of all layers and heads.
+    """The alignment matrix of one translation, and its lines of text, as the model's view shows it.
 
     found: what the translator gave for the source with need_attention=True. links: known (source word, target word)
     pairs. Raises ValueError for a model without attention, or a translation without words.
     """
+    from vitcap.explain import explain
+
     if found.attention is None:
         raise ValueError("this model has no attention, so there is no alignment to draw")
-    if not found.words:
-        raise ValueError(f"the model gave no words for {source!r}, so there is no alignment to draw")
-    words, written = translator.source_words(source), [word.text for word in found.words]
-    weights = translator.by_words(found.attention.mean((1, 2)), found.tokens, translator.encode(source))
-    page = alignment_matrix(weights, words, written, links=links, title=found.text)
-    return page, [
-        f"caption: {found.text}",
-        f"source: {source}",
-        *describe_alignment(weights, words, written, links=links),
-    ]
+    record = explain(translator, source, caption=found)
+    return record_alignment(record, links=links), describe_record_alignment(record, links=links)
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
@@ -154,16 +197,19 @@ def unique_names(paths: Sequence[str]) -> list[str]:
 
 
 def save_sheet(target: Path, page: Image.Image, lines: Sequence[str]) -> None:
-    """Write the sheet as PNG, and its lines both into it and beside it as .txt."""
-    text = "\n".join(lines).encode("utf-8", "replace").decode("utf-8")
+    """Write a page as PNG, and its lines both into it and beside it as .txt."""
+    text = _writable(lines)
     information = PngInfo()
     information.add_itxt("Title", text.partition("\n")[0].partition(": ")[2])
     information.add_itxt("Description", text)
     page.save(target, pnginfo=information)
-    target.with_name(f"{target.stem}.txt").write_text(text + "\n", encoding="utf-8")
+    save_lines(target, lines)
 
 
-def _which(kind: str, chosen: Sequence[int] | None, size: int) -> str:
-    if chosen is None:
-        return f"{kind} 0, the only one" if size == 1 else f"mean of all {size} {kind}s"
-    return f"{kind} {', '.join(str(index) for index in chosen)} of 0..{size - 1}"
+def save_lines(target: Path, lines: Sequence[str]) -> None:
+    """Write the lines of a picture beside it, as .txt."""
+    target.with_name(f"{target.stem}.txt").write_text(_writable(lines) + "\n", encoding="utf-8")
+
+
+def _writable(lines: Sequence[str]) -> str:
+    return "\n".join(lines).encode("utf-8", "replace").decode("utf-8")

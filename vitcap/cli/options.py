@@ -45,9 +45,9 @@ def indices(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r}: numbers such as 0 or 0,2 are wanted") from None
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Pictures and the model that reads them."""
-    photos = "photos, and folders to look for photos in; after --, names may begin with a dash"
+def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Pictures and the model that reads them. more: what else may be named."""
+    photos = f"photos, and folders to look for photos in; after --, names may begin with a dash{more}"
     parser.add_argument("photos", nargs="+", metavar="PHOTO_OR_FOLDER", help=photos)
     add_loading(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no notes; errors are still shown")
@@ -76,6 +76,12 @@ def add_search(parser: argparse.ArgumentParser, what: str = "caption") -> None:
     group.add_argument(
         "--seed", type=number(int, 0, 2**63 - 1), metavar="N", help=f"equal seeds and batches draw equal {what}s"
     )
+
+
+def search_options(arguments: argparse.Namespace) -> list[str]:
+    """Names of the options of `add_search` that are given."""
+    names = (*_SEARCH, "sample", "seed")
+    return [name for name in names if getattr(arguments, name) not in (None, False)]
 
 
 def build_search(arguments: argparse.Namespace, default: Any, n_best: int = 1) -> Any:
@@ -110,9 +116,9 @@ def build_search(arguments: argparse.Namespace, default: Any, n_best: int = 1) -
     return kind(**values | {name: n_best for name in ("n_best", "samples") if name in known})
 
 
-def load(arguments: argparse.Namespace, wanted: str = "caption") -> Any:
-    """The model that --model names, on the wanted device. wanted: what it must be made to do: caption, translate or
-    classify; UsageError for a model of another kind."""
+def load(arguments: argparse.Namespace, *wanted: str) -> Any:
+    """The model that --model names, on the wanted device. wanted: what it must be made to do, one of them: caption,
+    translate or classify (none: caption); UsageError for a model of another kind."""
     import torch
 
     import vitcap
@@ -125,9 +131,12 @@ def load(arguments: argparse.Namespace, wanted: str = "caption") -> Any:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch finds no CUDA device on this computer; use --device cpu")
     model = vitcap.load(arguments.model, device=name)
-    if not hasattr(model, wanted):
+    wanted = wanted or ("caption",)
+    if not any(hasattr(model, kind) for kind in wanted):
         kind = next(kind for kind in ("caption", "translate", "classify") if hasattr(model, kind))
-        raise UsageError(f"{arguments.model}: a model made to {kind}, not to {wanted}; use `vitcap {kind}`")
+        raise UsageError(
+            f"{arguments.model}: a model made to {kind}, not to {' or '.join(wanted)}; use `vitcap {kind}`"
+        )
     return model
 
 

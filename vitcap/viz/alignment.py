@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from vitcap.record import AttentionRecord, View, word_map
 from vitcap.viz.heatmap import is_flat
-from vitcap.viz.overlay import GREY, INK, MARGIN, PAPER, Fonts, clean, colours, fit, wrap
+from vitcap.viz.style import GREY, INK, MARGIN, PAPER, Fonts, clean, colours, fit, wrap
 
 _LINK = (64, 216, 255)
 _LONGEST = 260
@@ -161,3 +162,42 @@ def _checked(
                 f"link ({source}, {target}) between {len(source_words)} source and {len(target_words)} target words"
             )
     return matrix
+
+
+def record_alignment(
+    record: AttentionRecord,
+    view: View | None = None,
+    *,
+    links: Collection[tuple[int, int]] | None = None,
+    font: str | None = None,
+) -> Image.Image:
+    """The alignment matrix of a record of a sentence under a view (None: its own), titled with the translation.
+
+    links, font: as in `alignment_matrix`. Raises ValueError for a record of a picture, of no words, or for a method
+    whose values are no weights.
+    """
+    weights, words = _of(record, view)
+    return alignment_matrix(weights, record.places, words, links=links, title=record.text, font=font)
+
+
+def describe_record_alignment(
+    record: AttentionRecord, view: View | None = None, *, links: Collection[tuple[int, int]] | None = None
+) -> list[str]:
+    """The same in words: the translation, the source, and a line for each target word."""
+    weights, words = _of(record, view)
+    lines = describe_alignment(weights, record.places, words, links=links)
+    return [f"translation: {record.text}", f"source: {record.source}", *lines]
+
+
+def _of(record: AttentionRecord, view: View | None) -> tuple[NDArray[np.float64], list[str]]:
+    """(target words, source words) weights of a view, and the target words."""
+    if record.grid is not None:
+        raise ValueError("this record is of a picture; an alignment is of two sentences")
+    if not record.words:
+        raise ValueError(f"the model gave no words for {record.source!r}, so there is no alignment to draw")
+    view, places = view or record.shown, (1, len(record.places))
+    rows = [
+        word_map(record.maps[view.method], (w.start, w.stop), grid=places, layers=view.layers, heads=view.heads)[0]
+        for w in record.words
+    ]
+    return np.stack(rows), [word.text for word in record.words]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
-from vitcap.viz.overlay import Fonts, colours
+from vitcap.viz.style import Fonts, colours
 
 _PAPER, _INK, _GREY, _EMPTY = (255, 255, 255), (28, 30, 34), (108, 112, 120), (222, 224, 228)
 _MARGIN, _GAP, _LABEL, _BAR = 20, 10, 200, 16

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from PIL import Image, ImageDraw
 
-from vitcap.viz.overlay import GREY, INK, MARGIN, PAPER, Fonts, clean, wrap
+from vitcap.viz.style import GREY, INK, MARGIN, PAPER, Fonts, clean, wrap
 
 # Okabe and Ito's palette, told apart with any colour vision; the yellow is left out, since it is faint on white.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")

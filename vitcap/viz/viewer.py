@@ -1,0 +1,222 @@
+"""One HTML file that shows records of attention: the photo, its words, and the map of the word that is looked at.
+
+The file needs nothing else: it opens from disk, and its own content security policy forbids it the network. Maps are
+stored in one byte a value, photos as JPEG. NumPy and Pillow only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from vitcap.record import AttentionRecord, View, Window
+from vitcap.viz.alignment import describe_alignment
+from vitcap.viz.heatmap import FLAT
+from vitcap.viz.overlay import LEAST
+from vitcap.viz.shown import cells_of, describe_record, of_classes, probability, show, size_of, window_of
+from vitcap.viz.style import INFERNO
+
+Box = tuple[str, Window]
+"""A known object: its name, and (x0, y0, x1, y1) in pixels of the upright original photo."""
+
+PHOTO_SIDE = 1024
+"""Longest side in pixels of the photos in the file."""
+
+_SCRIPTS = ("viewer_maps.js", "viewer_elements.js", "viewer_pane.js", "viewer.js")
+_PHOTO_BYTES = 480_000  # of a JPEG; with the maps and base64 it stays well under 1 MB a photo
+_THUMB = 208
+
+
+def viewer_html(
+    records: Sequence[AttentionRecord],
+    *,
+    title: str = "Attention",
+    boxes: Sequence[Sequence[Box] | None] | None = None,
+    beside: Sequence[AttentionRecord] | None = None,
+    names: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+) -> str:
+    """The page, as text to be written in UTF-8.
+
+    records: one for each photo (or sentence), in the order of the strip of photos.
+    boxes: for each record the known objects, or None where nothing is known of it.
+    beside: records of the same photos by a second model, shown beside the first.
+    names: a heading for each of the models. about: a line of explanation for each method.
+
+    Raises ValueError for no records, numbers that do not fit, values that are not finite, or a record of a picture
+    without its photo.
+    """
+    if not records:
+        raise ValueError("no records to show: at least one is wanted")
+    for what, given in (("boxes", boxes), ("beside", beside)):
+        if given is not None and len(given) != len(records):
+            raise ValueError(f"{what}: {len(given)} entries for {len(records)} records; one for each is wanted")
+    panes = list(zip(records, beside, strict=True)) if beside is not None else [(record,) for record in records]
+    known = boxes if boxes is not None else [None] * len(records)
+    data = {
+        "colours": INFERNO.tolist(),
+        "flat": FLAT,
+        "least": LEAST,
+        "photos": [_photo(pair, given, names, about or {}) for pair, given in zip(panes, known, strict=True)],
+    }
+    folder = files("vitcap.viz")
+    style = folder.joinpath("viewer.css").read_text(encoding="utf-8")
+    script = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    parts = {
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+        "style_hash": _hash(style),
+        "script_hash": _hash(script),
+        "text": html.escape("\n\n".join("\n".join(_lines(record)) for pair in panes for record in pair)),
+        "data": _json(data),
+    }
+    page = folder.joinpath("viewer.html").read_text(encoding="utf-8")
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+    return page.encode("utf-8", "replace").decode("utf-8")  # of lone surrogates, which no file can hold
+
+
+def quantise(maps: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
+    """Maps (..., N) in one byte a value: codes (..., N), low (...), step (...), with value = low + step * code.
+
+    Every map has a scale of its own, from its lowest value to its highest, so the error is at most step / 2, which is
+    1/510 of the map's range; a flat map is exact. Raises ValueError for values that are not finite.
+    """
+    values = np.asarray(maps, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("maps hold values that are not finite (NaN or infinity), so they cannot be shown")
+    low = values.min(-1).astype(np.float32)
+    step = ((values.max(-1) - low) / 255).astype(np.float32)
+    scaled = (values - low[..., None]) / np.where(step > 0, step, 1)[..., None]
+    return scaled.round().clip(0, 255).astype(np.uint8), low, step
+
+
+def _photo(
+    pair: Sequence[AttentionRecord], boxes: Sequence[Box] | None, names: Sequence[str], about: Mapping[str, str]
+) -> dict[str, Any]:
+    """One entry of the strip: the photo, and what each model attended to in it."""
+    first = pair[0]
+    if any((record.grid is None) != (first.grid is None) for record in pair):
+        raise ValueError(f"{first.source}: records side by side are all of a photo, or all of a sentence")
+    name = first.source or "photo"
+    entry: dict[str, Any] = {"name": name, "image": "", "thumb": "", "boxes": None}
+    if first.grid is not None:
+        if first.photo is None:
+            raise ValueError(f"{name}: the record holds no photo to draw maps over")
+        image = Image.fromarray(first.photo)
+        entry |= {"image": _jpeg(image, PHOTO_SIDE), "thumb": _jpeg(image, _THUMB, quality=70)}
+    if boxes is not None:
+        entry["boxes"] = [[label, [float(edge) for edge in box]] for label, box in boxes]
+    headings = [names[index] if index < len(names) else name for index in range(len(pair))]
+    records = [_record(record, heading, about) for record, heading in zip(pair, headings, strict=True)]
+    return entry | {"records": records}
+
+
+def _record(record: AttentionRecord, heading: str, about: Mapping[str, str]) -> dict[str, Any]:
+    facts = dict(record.facts) | ({"transforms": list(record.transforms)} if record.transforms else {})
+    methods = []
+    for method, values in record.maps.items():
+        words = [values[word.start : word.stop].astype(np.float64).mean(0) for word in record.words]
+        merged = np.stack(words) if words else np.zeros((0, *values.shape[1:]))
+        codes, low, step = quantise(merged[..., record.prefix :])
+        shown = show(record, View(method)) if record.grid else None
+        attention = shown is None or shown.attention
+        methods.append(
+            {
+                "name": method,
+                "title": method[:1].upper() + method[1:],
+                "about": about.get(method, ""),
+                "layers": values.shape[1],
+                "heads": values.shape[2],
+                "attention": attention,
+                "unit": shown.unit if shown else "all attention",
+                "clamped": shown is not None and shown.clamped,
+                "one": "all patches alike" if attention else "the mean over all words and patches",
+                "codes": _base64(codes.tobytes()),
+                "low": _base64(low.astype("<f4").tobytes()),
+                "step": _base64(step.astype("<f4").tobytes()),
+            }
+        )
+    size = size_of(record) if record.grid else None
+    return {
+        "name": heading,
+        "classes": of_classes(record),
+        "kind": "Classes" if of_classes(record) else "Words of the caption" if record.grid else "Words written",
+        "text": record.text,
+        "words": [{"text": word.text, "p": probability(record, i)} for i, word in enumerate(record.words)],
+        "grid": record.grid,
+        "prefix": record.prefix,
+        "places": record.places,
+        "size": size,
+        "window": window_of(record, *size) if size else None,
+        "cells": cells_of(record, *size) if size else None,
+        "methods": methods,
+        "shown": _view(record),
+        "facts": [[key, value if isinstance(value, str) else _plain(value)] for key, value in facts.items()],
+    }
+
+
+def _view(record: AttentionRecord) -> dict[str, Any]:
+    """The view that is shown first, its layers and heads counted from 0."""
+    method, (layers, heads) = record.shown.method, record.maps[record.shown.method].shape[1:3]
+
+    def count(chosen: tuple[int, ...] | None, size: int) -> list[int] | None:
+        return None if chosen is None else [index % size for index in chosen]
+
+    return {"method": method, "layers": count(record.shown.layers, layers), "heads": count(record.shown.heads, heads)}
+
+
+def _lines(record: AttentionRecord) -> list[str]:
+    """The maps in words, for a browser without scripts."""
+    if record.grid is not None:
+        return [record.source, *describe_record(record)]
+    if not record.words:
+        return [record.source]
+    view: View = record.shown
+    maps = record.maps[view.method]
+    words = np.stack([maps[word.start : word.stop].mean((0, 1, 2)) for word in record.words])
+    return [record.source, *describe_alignment(words, record.places, [word.text for word in record.words])]
+
+
+def _jpeg(image: Image.Image, side: int, *, quality: int = 86) -> str:
+    """A data URL of the picture, at most `side` pixels long; coarser where it would take too many bytes."""
+    small = image.convert("RGB")
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    while True:
+        buffer = io.BytesIO()
+        small.save(buffer, "JPEG", quality=quality, optimize=True)
+        if len(buffer.getvalue()) <= _PHOTO_BYTES:
+            return f"data:image/jpeg;base64,{_base64(buffer.getvalue())}"
+        if quality > 60:
+            quality -= 10
+        else:  # noise: no quality helps
+            small = small.resize((max(1, small.width * 3 // 4), max(1, small.height * 3 // 4)))
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")
+
+
+def _hash(text: str) -> str:
+    """The name by which a content security policy allows exactly this text."""
+    return f"sha256-{_base64(hashlib.sha256(text.encode()).digest())}"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json(data: Any) -> str:
+    """JSON that no text in it can end early: HTML looks for "</script" and "<!--" whatever the quotes."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -12,14 +12,15 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "vitcap"
 
 # A module imports only lower layers, or its own folder.
-LAYERS = {"types": 0, "record": 1, "nn": 1, "models": 2, "decoding": 2, "data": 2, "metrics": 2, "viz": 2, "tasks": 3}
+LAYERS = {"types": 0, "processes": 0, "record": 1, "nn": 1}
+LAYERS |= {"models": 2, "decoding": 2, "data": 2, "metrics": 2, "viz": 2, "tasks": 3}
 TOP = 4
 
 # Library -> the only places that may import it.
 HOMES = {
     "hydra": {"run", "build", "command", "scoring"},
-    "omegaconf": {"run", "build", "command", "scoring"},
-    "lightning": {"run", "build", "data/module", "tasks"},
+    "omegaconf": {"run", "build", "command", "scoring", "launch"},
+    "lightning": {"run", "build", "launch", "data/module", "tasks"},
     "timm": {"models/backbones"},
     "pycocotools": {"data/coco"},
 }

@@ -30,12 +30,23 @@ FITS = {
     "zip": ("checkpoint", "results"),
     "decode": ("checkpoint",),
     "novel": ("checkpoint",),
+    "ground": ("checkpoint",),
+    "faithful": ("checkpoint",),
     "force": ("checkpoint", "model"),
     "pretrained": ("model",),
     "weights": ("model",),
     "test_size": ("model",),
 }
 """Option of conf/evaluate.yaml -> the subjects that it goes with; the others go with all."""
+OF_MAPS = {
+    "methods": ("ground", "faithful"),
+    "limit": ("ground", "faithful"),
+    "instances": ("ground",),
+    "protocol": ("ground",),
+    "regions": ("ground",),
+}
+"""Option -> the questions about maps that it goes with."""
+OF_SCORES = ("meteor", "spice", "novel", "zip")
 
 
 def shorthand(arguments: Sequence[str]) -> list[str]:
@@ -56,6 +67,13 @@ def subject(cfg: DictConfig) -> str:
         if cfg.get(option) not in (None, False) and given[0] not in fits:
             wanted = " or ".join(SUBJECTS[name] for name in fits)
             raise ValueError(f"{option}={_short(cfg[option])} goes with {wanted}, not with {given[0]}=: leave it out")
+    asked = [f"{name}=true" for name in ("ground", "faithful") if cfg[name]]
+    for option, of in OF_MAPS.items():
+        if cfg.get(option) is not None and not any(cfg[name] for name in of):
+            wanted = " or ".join(f"{name}=true" for name in of)
+            raise ValueError(f"{option}={_short(cfg[option])} goes with {wanted}: add it, or leave {option}= out")
+    if asked and (scores := [option for option in OF_SCORES if cfg.get(option) not in (None, False)]):
+        raise ValueError(f"{scores[0]}= scores captions, and {asked[0]} asks about maps instead: leave one of them out")
     return given[0]
 
 
@@ -66,13 +84,15 @@ def _short(value: Any) -> str:
 def evaluate(cfg: DictConfig) -> dict[str, Any]:
     """Score a checkpoint, a results file, or a classifier of timm, as conf/evaluate.yaml explains.
 
-    Returns the content of scores.json, which it writes to cfg.out. One process does it all, whatever the number of
-    workers that read pictures: every sample counts once.
+    Returns the content of scores.json, which it writes to cfg.out. Every sample counts once, whatever the number of
+    processes; the first scores and writes, and the others return nothing.
     """
     if subject(cfg) != "results":
         from vitcap.scoring import evaluate_model  # torch, and all that needs it
 
         return evaluate_model(cfg)
+    if int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0):  # files are scored by the first alone
+        return {}
     from vitcap.evaluation.files import evaluate_results
 
     text, report = evaluate_results(
@@ -108,21 +128,36 @@ def settle() -> None:
     warnings.filterwarnings("ignore", message=".* directory .* exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*module.s. in eval mode at the start of training.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is of all processes already
     warnings.filterwarnings("ignore", message=".*overridden .on_before_batch_transfer. in .LightningModule.*")
 
 
 def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
     """Run an action for the command line: user errors end in one line on standard error and exit status 1.
 
-    The environment variable HYDRA_FULL_ERROR=1 shows the traceback.
+    The environment variable HYDRA_FULL_ERROR=1 shows the traceback. Training starts again under torchrun where
+    trainer.devices asks for several processes; one that ends takes the others along, each with a line.
     """
     try:
+        if "trainer" in cfg:
+            from vitcap.launch import relaunch
+
+            relaunch(cfg)
         action(cfg)
+    except _loaded("vitcap.processes", "FirstFailed"):
+        sys.exit(1)
+    except RuntimeError as error:
+        lost = sys.modules["vitcap.processes"].message(error) if "vitcap.processes" in sys.modules else None
+        if lost is None:
+            raise
+        print(f"vitcap: error: {lost}", file=sys.stderr, flush=True)
+        os._exit(1)  # at once: the connections that are left would be waited for
     except KeyboardInterrupt:
         print("vitcap: interrupted", file=sys.stderr)
         sys.exit(130)
     except _loaded("vitcap.tasks.callbacks", "Interrupted"):
-        print(f"vitcap: interrupted; go on with out={cfg.out} resume=true", file=sys.stderr)
+        if not _rank():
+            print(f"vitcap: interrupted; go on with out={cfg.out} resume=true", file=sys.stderr)
         sys.exit(130)
     except USER_ERRORS + _loaded("lightning.pytorch.utilities.exceptions", "MisconfigurationException") as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -134,8 +169,13 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
         text = f"{cause.filename}: {cause.strerror}" if named else str(cause)  # type: ignore[attr-defined]
         if isinstance(cause, MissingMandatoryValue):
             text = f"{cause.full_key} must be given: add {cause.full_key}=VALUE"
-        print(f"vitcap: error: {' '.join(text.split())}", file=sys.stderr)
+        where = f" (process {rank})" if (rank := _rank()) else ""
+        print(f"vitcap: error{where}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(1)
+
+
+def _rank() -> int:
+    return sys.modules["vitcap.processes"].share()[0] if "vitcap.processes" in sys.modules else 0
 
 
 def _loaded(module: str, name: str) -> tuple[type[Exception], ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningR
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
 
-from vitcap import checkpoint
+from vitcap import checkpoint, processes
 from vitcap.build import build, build_task, plain, prepare_cache
 from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
 from vitcap.command import command, evaluate, settle
+from vitcap.data.check_training import check_training
 from vitcap.data.pictures import CaptionData
 from vitcap.data.sentences import SentenceData
 from vitcap.drawing import draw_alignments, draw_overlays
+from vitcap.evaluation.grounding import choose_view
+from vitcap.launch import join, trainer_options
 from vitcap.machine import release_freed_memory
-from vitcap.run_folder import check_resume, clear, open_run
+from vitcap.progress import bar
+from vitcap.run_folder import check_resume, clear, open_run, write_unreadable
 from vitcap.scoring import score_split
 from vitcap.tasks.callbacks import LastCheckpoint, Progress, SelfContained, WeightAverage, clock
 from vitcap.types import count_parameters, require_number
@@ -40,11 +45,19 @@ def _curves(out: Path) -> CSVLogger:
     file = out / "metrics.csv"
     before = file.read_bytes() if file.exists() else b""
     logger = CSVLogger(out, name="", version="")
+    if not processes.is_first():
+        return logger
     columns = logger.experiment.metrics_keys
     if before:
         file.write_bytes(before)
         columns += before.decode().splitlines()[0].split(",")
     return logger
+
+
+def _begin(out: Path, cfg: DictConfig, *, new: bool) -> None:
+    if new:  # only now: a mistake in an option must not cost an old run
+        clear(out)
+    OmegaConf.save(cfg, out / "config.yaml", resolve=True)
 
 
 def train(cfg: DictConfig) -> dict[str, Any]:
@@ -54,11 +67,12 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     its kind of model writes (vitcap.evaluation), overlays/, metrics.csv and TensorBoard events.
     """
     settle()
+    join(cfg)
     begin = time.monotonic()
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     require_number("overlays", cfg.overlays, 0, whole=True)
     out = Path(cfg.out)
-    resume = open_run(out, resume=cfg.resume, overwrite=cfg.overwrite)
+    resume = processes.first(lambda: open_run(out, resume=cfg.resume, overwrite=cfg.overwrite))
     L.seed_everything(cfg.seed, verbose=False)
     parts = build(cfg, resume=resume)
     if resume is not None:
@@ -74,6 +88,8 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         "head" if parts.kind == "classify" else "decoder",
         count_parameters(rest) / 1e6,
     )
+    for split, bad in processes.first(lambda: check_training(data, progress=bar("data check"))).items():
+        data.bad[split].update(bad)
     if data.cache is not None:
         prepare_cache(parts, ("train", "val"))
     search = instantiate(cfg.decode)
@@ -99,7 +115,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping, strict=False))
     try:
         trainer = L.Trainer(
-            **plain(cfg.trainer),
+            **trainer_options(cfg, plain(cfg.trainer)),
             default_root_dir=out,
             callbacks=callbacks,
             logger=False,
@@ -110,11 +126,16 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         )
     except TypeError as error:
         raise ValueError(f"trainer: {error}") from error
-    if trainer.world_size > 1:  # every process would train on all records
-        raise ValueError(f"trainer.devices={cfg.trainer.devices}: training takes one device, trainer.devices=1")
-    if resume is None:  # only now: a mistake in an option must not cost an old run
-        clear(out)
-    OmegaConf.save(cfg, out / "config.yaml", resolve=True)
+    if trainer.world_size != processes.share()[1]:  # every process would train on all records
+        raise ValueError(f"trainer.devices={cfg.trainer.devices}: {trainer.world_size} processes, none was started")
+    sharded = cfg.trainer.strategy == "fsdp" and trainer.world_size > 1
+    if sharded:
+        from vitcap.tasks.sharding import shard
+
+        shard(task, records=len(data.records("train")), batch_size=data.batch_size, on_bad=data.on_bad, ema=cfg.ema)
+    processes.first(lambda: _begin(out, cfg, new=resume is None))
+    if processes.is_first():
+        write_unreadable(out, [data.bad])
     trainer.loggers = [_curves(out), TensorBoardLogger(out, name="", version="")]
     trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
     trained = time.monotonic() - begin
@@ -122,7 +143,10 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     chosen = best.best_model_path or str(last.path)  # too few steps for a validation: there is no best one
     if not Path(chosen).exists():
         raise ValueError("no step was trained: trainer.max_epochs, or trainer.max_steps, is too small")
-    model.load_state_dict(checkpoint.read(chosen).weights, strict=False)
+    if sharded:
+        parts = replace(parts, model=(model := checkpoint.rebuild(checkpoint.read(chosen))))
+    else:
+        model.load_state_dict(checkpoint.read(chosen).weights, strict=False)
     model.to(trainer.strategy.root_device)  # the trainer leaves it on the CPU
     door = parts.door(search)
     by = "last, without validation"
@@ -137,7 +161,14 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         "training_minutes": round(trained / 60, 2),
     }
     report = score_split(door, data, "val", search=search, out=out, seed=cfg.seed, facts=facts)
+    if not processes.is_first():
+        return report
     parts.description["facts"] |= {"evaluation": report["facts"]} | {k: v for k, v in report.items() if k != "facts"}
+    if isinstance(door, Captioner):
+        assert isinstance(data, CaptionData)
+        view = choose_view(door, data, "val", out=out, search=search, seed=cfg.seed)
+        if view is not None:
+            parts.description["view"] = checkpoint.plain_view(view)
     door.save(out / checkpoint.MODEL_FILE)
     pictures = []
     if isinstance(door, Captioner):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ from vitcap import checkpoint
 LAST = Path("checkpoints") / "last.ckpt"
 # By name where it can be: a user's own notes in the folder are not ours to delete.
 PRODUCTS = (
-    *(checkpoint.MODEL_FILE, "scores.json", "per_image.json", "captions.json", "metrics.csv"),
+    *(checkpoint.MODEL_FILE, "scores.json", "unreadable.json", "per_image.json", "captions.json", "metrics.csv"),
     *("translations.tsv", "lengths.png", "predictions.csv", "per_class.json", "confusion.png"),
+    *("grounding.json", "grounding.txt", "grounding.png", "faithfulness.json"),
     *("events.out.tfevents.*", "checkpoints/*.ckpt", "overlays/*.png", "overlays/*.txt"),
 )
 
@@ -34,6 +38,25 @@ def open_run(out: Path, *, resume: bool | str | None, overwrite: bool) -> str | 
         raise ValueError(f"{out} already holds a run: resume=true goes on with it, overwrite=true starts it anew")
     out.mkdir(parents=True, exist_ok=True)
     return None if file is None else str(file)
+
+
+def write_unreadable(out: Path, found: Iterable[Mapping[str, Mapping[int | str, str]]]) -> None:
+    """`unreadable.json`: the records left out, as split -> id -> why; no such file where there are none.
+
+    found: as `RecordData.bad`, of every process.
+    """
+    file, all_of = out / "unreadable.json", dict[str, dict[str, str]]()
+    for bad in found:
+        for split, reasons in bad.items():
+            if reasons:
+                all_of.setdefault(split, {}).update({str(id_): reason for id_, reason in reasons.items()})
+    if all_of:
+        out.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(all_of, indent=1) + "\n", encoding="ascii")
+        os.replace(part, file)
+    else:
+        file.unlink(missing_ok=True)
 
 
 def clear(out: Path) -> None:

@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 import vitcap
+from vitcap import processes
 from vitcap.build import Data, Door
 from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
@@ -21,15 +22,19 @@ from vitcap.data.sentences import SentenceData
 from vitcap.data.transforms import Preprocess
 from vitcap.evaluation.captions import evaluate_captions
 from vitcap.evaluation.classes import evaluate_classes
+from vitcap.evaluation.faithfulness import evaluate_faithfulness
+from vitcap.evaluation.grounding import evaluate_grounding
 from vitcap.evaluation.sentences import evaluate_sentences
+from vitcap.launch import join
 from vitcap.models.published import PublishedClassifier
 from vitcap.progress import bar
+from vitcap.run_folder import write_unreadable
 from vitcap.translator import Translator
 from vitcap.types import require_number
 
 log = logging.getLogger(__name__)
 
-_OF_CAPTIONS = ("meteor", "spice", "zip", "novel")
+_OF_CAPTIONS = ("meteor", "spice", "zip", "novel", "ground")
 
 
 def score_split(
@@ -45,22 +50,61 @@ def score_split(
 ) -> dict[str, Any]:
     """Score a model on a split, print the score card, and return the content of scores.json.
 
-    captions: further options of `evaluate_captions`.
+    What could not be read is named in unreadable.json. captions: further options of `evaluate_captions`.
     """
-    options: dict[str, Any] = {"out": out, "facts": facts, "progress": bar(f"{data.source.name} {split}")}
+    first = processes.is_first()
+    progress = bar(f"{data.source.name} {split}") if first else None
+    options: dict[str, Any] = {"out": out, "facts": facts, "progress": progress}
     if isinstance(door, Classifier):
         text, report = evaluate_classes(door, data, split, **options)  # type: ignore[arg-type]
     elif isinstance(door, Captioner):
         text, report = evaluate_captions(door, data, split, search=search, seed=seed, **options, **captions)  # type: ignore[arg-type]
     else:
         text, report = evaluate_sentences(door, data, split, search=search, seed=seed, **options)  # type: ignore[arg-type]
-    print(text)
+    bad = processes.gather(dict(data.bad))
+    if first:
+        print(text)
+        write_unreadable(out, bad)
     return report
+
+
+def explain_split(
+    door: Any, data: Any, split: str, cfg: DictConfig, *, search: Any, out: Path, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Answer cfg.ground and cfg.faithful for a model on a split, print the tables, and return the content of their
+    files by name. Raises ValueError, when all is written, where a trained map is no better than an untrained one."""
+    if processes.share()[1] > 1:
+        raise ValueError("ground=true and faithful=true run in one process: leave out the others")
+    reports: dict[str, Any] = {}
+    if isinstance(door, Translator):
+        raise ValueError("faithful=true is for models of pictures: leave it out")
+    methods = "all" if cfg.methods is None else cfg.methods if isinstance(cfg.methods, str) else list(cfg.methods)
+    common: dict[str, Any] = {"methods": methods, "search": search, "out": out, "seed": cfg.seed, "facts": facts}
+    limit = {} if cfg.limit is None else {"limit": cfg.limit}
+    if cfg.ground:
+        options = {name: cfg[name] for name in ("protocol", "regions") if cfg[name] is not None}
+        progress = bar(f"{data.source.name} {split}, grounding")
+        text, reports["grounding"] = evaluate_grounding(
+            door, data, split, progress=progress, instances=cfg.instances, **common, **limit, **options
+        )
+        print(text)
+    if cfg.faithful:
+        progress = bar(f"{data.source.name} {split}, faithfulness")
+        text, reports["faithfulness"] = evaluate_faithfulness(door, data, split, progress=progress, **common, **limit)
+        print(text)
+    print(f"figures: {out}/")
+    failed = [name for name, report in reports.items() if not report["verdict"]["ok"]]
+    if failed:
+        verdict = reports[failed[0]]["verdict"]
+        told = verdict.get("text", f"the map that is shown ({verdict.get('shown')}) is no better than its controls")
+        raise ValueError(f"{told} (all figures: {out}/{failed[0]}.json)")
+    return reports
 
 
 def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
     """Score cfg.checkpoint or cfg.model on a split. Returns the content of scores.json, which it writes to cfg.out."""
     settle()
+    join(cfg)
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     door: Door
@@ -81,12 +125,17 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
     else:
         data.preprocess, forced = fit(door.preprocess, data.resize, data.crop_pct, force=cfg.force)
         facts |= forced
+        door.preprocess = data.preprocess
     if isinstance(door, Captioner):
         captions = java_options(cfg) | {"archive": cfg.zip, "algorithm": cfg.algorithm, "novel": cfg.novel}
     out = Path(cfg.out)
-    out.mkdir(parents=True, exist_ok=True)  # now, and not after the captions, if it cannot be written
+    if processes.is_first():
+        out.mkdir(parents=True, exist_ok=True)  # now, and not after the captions, if it cannot be written
+    if cfg.ground or cfg.faithful:
+        return explain_split(door, data, cfg.split, cfg, search=search, out=out, facts=facts)
     report = score_split(door, data, cfg.split, search=search, out=out, seed=cfg.seed, facts=facts, **captions)
-    print(f"scores and outputs: {out}/")
+    if processes.is_first():
+        print(f"scores and outputs: {out}/")
     return report
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitcap.data.images import ImageError
 from vitcap.data.records import CaptionRecord
 from vitcap.data.tokenizer import Tokenizer
+from vitcap.processes import Share, any_of
 from vitcap.types import BOS, EOS, PAD, Batch
 
 log = logging.getLogger(__name__)
@@ -155,16 +156,29 @@ class EpochBatches:
 
     lengths: of the records; batches of a shuffled epoch then hold records of similar length, which wastes less on
     padding: every POOL batches in random order are sorted by length, and the batches shuffled again.
+
+    share: of the processes that train or evaluate together. A shuffled batch is split between them, and may leave some
+    without a record; of an unshuffled order each takes every so-manieth batch whole, so that what a batch gives does
+    not depend on their number. even: with empty batches where it takes them to give all processes equally many.
     """
 
     POOL = 50
 
     def __init__(
-        self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0, lengths: Sequence[int] | None = None
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        lengths: Sequence[int] | None = None,
+        share: Share = (0, 1),
+        even: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.size, self.batch_size, self.shuffle, self.seed, self.lengths = size, batch_size, shuffle, seed, lengths
+        self.share, self.even = share, even
         self.epoch = 0
         self.start = 0
 
@@ -178,7 +192,9 @@ class EpochBatches:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-self.size // self.batch_size)
+        batches = -(-self.size // self.batch_size)
+        rank, world = self.share
+        return batches if self.shuffle else -(-(batches if self.even else max(batches - rank, 0)) // world)
 
     def __iter__(self) -> Iterator[list[Place]]:
         order = list(range(self.size))
@@ -193,6 +209,11 @@ class EpochBatches:
         batches = [order[start : start + self.batch_size] for start in range(0, self.size, self.batch_size)]
         if self.shuffle and self.lengths is not None:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        rank, world = self.share
+        if self.shuffle:
+            batches = [batch[rank::world] for batch in batches]
+        else:
+            batches = (batches + [[]] * (-len(batches) % world if self.even else 0))[rank::world]
         for batch in batches[self.start :]:
             yield [(self.epoch, i) for i in batch]
 
@@ -207,6 +228,8 @@ class BatchLoader(DataLoader[Any]):
 
     on_bad: "error" ends with an ImageError at the first unreadable record; "skip" leaves it out, logs it once and
     keeps it in `bad` (id -> reason).
+    A batch without a record that can be read is left out; where processes go in step (they train, or the batches are
+    `even`), one of this process alone is an empty Batch.
     """
 
     def __init__(
@@ -226,6 +249,19 @@ class BatchLoader(DataLoader[Any]):
         self.bad: dict[int | str, str] = {}
         self._done = 0
 
+    @property
+    def number(self) -> int:
+        """Of the batch handed out last, in the order of the epoch, however many processes share it."""
+        rank, world = self.batches.share
+        return self._done - 1 if self.batches.shuffle else (self._done - 1) * world + rank
+
+    def _seen(self, batch: Batch | None) -> bool:
+        """Whether any of the processes that go in step has a record of a batch."""
+        world = self.batches.share[1]
+        if world == 1 or self.on_bad == "error" or not self.batches.shuffle:
+            return batch is not None or (world > 1 and (self.batches.shuffle or self.batches.even))
+        return any_of(batch is not None)
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         self._done = self.batches.start
         whole, some = self.batches.shuffle and not self._done, False
@@ -238,9 +274,9 @@ class BatchLoader(DataLoader[Any]):
                 if record.id not in self.bad:
                     log.warning("left out: %s", record.reason)
                     self.bad[record.id] = record.reason
-            if batch is not None:
+            if self._seen(batch):
                 some = True
-                yield batch
+                yield Batch(ids=()) if batch is None else batch
         if whole and self.bad and not some:
             first = next(iter(self.bad.values()))
             raise ValueError(f"none of the {len(self.bad)} training records can be read, the first: {first}")

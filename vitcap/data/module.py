@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 from torch.utils.data import Dataset
 
+from vitcap import processes
 from vitcap.data.loader import BadRecord, BatchLoader, EpochBatches, Sample
 from vitcap.data.tokenizer import Tokenizer
+from vitcap.processes import Share
 from vitcap.types import require_number
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,16 @@ class RecordData(L.LightningDataModule):
             self._records[split] = records if limit is None else records[:limit]
         return self._records[split]
 
+    def require_all(self, split: str, ids: Iterable[int | str]) -> None:
+        """AssertionError unless `ids` are those of all records of a split, each as often as there, but of bad ones."""
+        known: Iterable[Any] = (
+            getattr(record, "image_id", getattr(record, "id", None)) for record in self.records(split)
+        )
+        bad = self.bad[split]
+        wanted: Counter[Any] = Counter(i for i in known if i not in bad)
+        found: Counter[Any] = Counter(i for i in ids if i not in bad)
+        assert found == wanted, f"records left out or counted twice: {[*(wanted - found), *(found - wanted)][:3]}"
+
     def dataset(self, split: str, train: bool) -> Dataset[Sample | BadRecord]:
         """Samples of a split, as training or as evaluation wants them."""
         raise NotImplementedError
@@ -70,21 +82,24 @@ class RecordData(L.LightningDataModule):
         """Lengths of the records of a split, by which training batches are made; None for batches of any."""
         return None
 
-    def loader(self, split: str, *, train: bool = False) -> BatchLoader:
-        """Loader of a split: shuffled and augmented for training, in order otherwise."""
+    def loader(self, split: str, *, train: bool = False, share: Share = (0, 1), even: bool = False) -> BatchLoader:
+        """Loader of a split: shuffled and augmented for training, in order otherwise. share, even: see EpochBatches."""
         size = self.batch_size if train else self.eval_batch_size
-        return BatchLoader(
+        options: dict[str, Any] = {"seed": self.seed, "lengths": self.lengths(split), "share": share, "even": even}
+        loader = BatchLoader(
             self.dataset(split, train),
-            EpochBatches(len(self.records(split)), size, shuffle=train, seed=self.seed, lengths=self.lengths(split)),
+            EpochBatches(len(self.records(split)), size, shuffle=train, **options),
             on_bad=self.on_bad,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
+        loader.bad = self.bad[split]  # known to all loaders of the split, and told at the end
+        return loader
 
     def train_dataloader(self) -> BatchLoader:
-        """Shuffled; goes on where a resumed run stopped."""
-        self._train_loader = self.loader("train", train=True)
+        """Shuffled; goes on where a resumed run stopped. Processes split its batches."""
+        self._train_loader = self.loader("train", train=True, share=processes.share())
         self._train_loader.load_state_dict(self._resume_at)
         return self._train_loader
 
@@ -97,8 +112,8 @@ class RecordData(L.LightningDataModule):
         self._resume_at = state_dict
 
     def val_dataloader(self) -> BatchLoader:
-        """The val split in its own order."""
-        return self.loader("val")
+        """The val split in its own order, its batches shared by the processes."""
+        return self.loader("val", share=processes.share(), even=True)
 
 
 def require_options(**options: tuple[object, int]) -> None:

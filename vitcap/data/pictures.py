@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitcap.data.check_training import require_check
 from vitcap.data.features import FeatureCache, fill
 from vitcap.data.loader import CaptionDataset
 from vitcap.data.module import RecordData, require_options, train_tokenizer
 from vitcap.data.records import Source
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
+from vitcap.processes import first
 from vitcap.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class CaptionData(RecordData):
     augment: callable (size=, interpolation=) -> random training transform, None for the evaluation transform.
     cache: folder for features of the encoder's frozen part; None computes them anew from the pictures each time.
     cache_key: "bytes" or "mtime". cache_flip: also cache mirrored pictures and train on both at random.
+    check: "auto" looks at the data before training, "off" does not; see check_training.
     eval_batch_size, num_workers, on_bad, train_limit, val_limit, seed: see RecordData.
     """
 
@@ -56,6 +59,7 @@ class CaptionData(RecordData):
         cache_key: str = "bytes",
         cache_flip: bool = False,
         on_bad: str = "error",
+        check: str = "auto",
         train_limit: int | None = None,
         val_limit: int | None = None,
         seed: int = 0,
@@ -78,7 +82,8 @@ class CaptionData(RecordData):
             val_limit=val_limit,
             seed=seed,
         )
-        self.captions_per_image, self.max_length = captions_per_image, max_length
+        self.check = require_check(check)
+        self.captions_per_image, self.min_count, self.max_length = captions_per_image, min_count, max_length
         self._tokenizer_options: dict[str, Any] = {"kind": tokenizer, "min_count": min_count, "vocab_size": vocab_size}
         self.resize, self.crop_pct, self.augment = resize, crop_pct, augment
         self.cache, self.cache_key, self.cache_flip = cache, cache_key, cache_flip
@@ -129,10 +134,10 @@ class CaptionData(RecordData):
             mirrored = (False, True) if self.cache_flip and split == "train" else (False,)
             for mirror in mirrored:
                 identity = {"trunk": fingerprint, "preprocess": preprocess.to_dict(), "mirror": mirror}
-                cache = FeatureCache(self.cache, identity)
                 transform = (lambda image: preprocess(ImageOps.mirror(image))) if mirror else preprocess
-                keys, bad = fill(
-                    cache,
+                work = partial(
+                    fill,
+                    FeatureCache(self.cache, identity),
                     self.records(split),
                     extract=extract,
                     transform=transform,
@@ -140,6 +145,8 @@ class CaptionData(RecordData):
                     batch_size=self.eval_batch_size,
                     progress=progress,
                 )
+                keys, bad = first(work)  # of several processes one computes, and all read
+                cache = FeatureCache(self.cache, identity)
                 if bad and self.on_bad == "error":
                     names = "; ".join(list(bad.values())[:3])
                     raise ValueError(f"{len(bad)} pictures cannot be read: {names} (data.on_bad=skip leaves them out)")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from vitcap.data.check_training import require_check
 from vitcap.data.loader import BadRecord, Place, Sample, draw_some, framed, place_generator
 from vitcap.data.module import RecordData, require_options, train_tokenizer
 from vitcap.data.sequences import SequenceRecord
@@ -53,7 +54,7 @@ class SentenceData(RecordData):
 
     source: callable that makes the source of SequenceRecords; root is handed to it unless it is None.
     tokenizer: "space" (tokens between blanks), "word" or "bpe", for both sides; min_count, vocab_size: of each
-    vocabulary. targets_per_source, max_length: see SentenceDataset. The others: see RecordData.
+    vocabulary. targets_per_source, max_length: see SentenceDataset. check: see CaptionData. The others: see RecordData.
     """
 
     preprocess = None
@@ -73,6 +74,7 @@ class SentenceData(RecordData):
         vocab_size: int = 10000,
         max_length: int = 50,
         on_bad: str = "error",
+        check: str = "auto",
         train_limit: int | None = None,
         val_limit: int | None = None,
         seed: int = 0,
@@ -93,7 +95,8 @@ class SentenceData(RecordData):
             val_limit=val_limit,
             seed=seed,
         )
-        self.targets_per_source, self.max_length = targets_per_source, max_length
+        self.check = require_check(check)
+        self.targets_per_source, self.min_count, self.max_length = targets_per_source, min_count, max_length
         self._tokenizer_options = {"kind": tokenizer, "min_count": min_count, "vocab_size": vocab_size}
 
     @cached_property

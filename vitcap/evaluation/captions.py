@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitcap import processes
 from vitcap.captioner import Captioner
 from vitcap.data.pictures import CaptionData
 from vitcap.data.sentences import SentenceData
@@ -39,17 +40,25 @@ def write_split(
     to `data.bad`.
 
     search: as of vitcap.decoding. seed: of a sampling search. progress: called with (done, total) records.
+    Several processes take the batches in turn, and all get all captions: the same as of one, sampled ones too.
     """
-    loader = data.loader(split)
-    generator = torch.Generator(captioner.device).manual_seed(seed)
-    captions: dict[Id, Caption] = {}
+    loader = data.loader(split, share=processes.share())
+    total, world = len(data.records(split)), processes.share()[1]
+    found: dict[int, list[tuple[Id, Caption]]] = {}
+    done = 0
     for batch in loader:
-        found = captioner.write(batch, search=search, generator=generator)
-        captions.update(zip(batch.ids, found, strict=True))
+        # A generator for each batch: what it draws does not depend on what was drawn before, nor on who did.
+        generator = torch.Generator(captioner.device).manual_seed((seed + loader.number * 1_000_000_007) % 2**63)
+        said = captioner.write(batch, search=search, generator=generator)
+        found[loader.number] = list(zip(batch.ids, said, strict=True))
+        done += len(batch)
         if progress is not None:
-            progress(len(captions), len(data.records(split)))
-    data.bad[split].update(loader.bad)
-    return captions
+            progress(min(done * world, total), total)
+    pairs = [pair for part in processes.collect(found) for pair in part]
+    for bad in processes.gather(loader.bad):
+        data.bad[split].update(bad)
+    data.require_all(split, (id_ for id_, _ in pairs))
+    return dict(pairs)
 
 
 def evaluate_captions(
@@ -76,10 +85,13 @@ def evaluate_captions(
 
     Scores equal what the reference programs print for captions.json. Returns the score card as text and the content of
     scores.json, which states how every figure was obtained. Raises ValueError if no image can be read.
+    Of several processes the first scores and writes, and the others return nothing.
     """
     preflight(meteor=meteor, spice=spice)
     server = None if archive is None else _server_split(archive, len(data.records(split)), algorithm)
     captions = write_split(captioner, data, split, search=search, seed=seed, progress=progress)
+    if not processes.is_first():
+        return "", {}
     texts = {id_: caption.text for id_, caption in captions.items()}
     out.mkdir(parents=True, exist_ok=True)
     write_results(out / "captions.json", texts)  # before scoring: captions are never lost to a failing metric

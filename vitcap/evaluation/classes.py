@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vitcap import processes
 from vitcap.classifier import Classifier
 from vitcap.data.pictures import CaptionData
 from vitcap.evaluation.report import headline, write_json
@@ -19,20 +20,25 @@ def predict_split(
 ) -> Predictions:
     """Predictions for every readable picture of a split, in its order; the others are added to `data.bad`.
 
-    One process and each picture once: the numbers do not depend on devices, workers or batch size. Raises ValueError
-    where the data's classes are not the model's.
+    Each picture once: several processes take the batches in turn, and all get all predictions, the same as of one.
+    Raises ValueError where the data's classes are not the model's.
     """
-    loader = data.loader(split)
+    loader = data.loader(split, share=processes.share())
+    total, world = len(data.records(split)), processes.share()[1]
     subset = getattr(data.source, "subset", None)
-    parts, done = [], 0
+    found: dict[int, Predictions] = {}
+    done = 0
     for batch in loader:
         if batch.labels is None:
             raise ValueError(f"data={data.source.name}, split {split}: the pictures have no labels")
-        parts.append(Predictions.of(classifier.logits(batch), batch.labels, batch.ids, subset=subset))
+        found[loader.number] = Predictions.of(classifier.logits(batch), batch.labels, batch.ids, subset=subset)
         done += len(batch)
         if progress is not None:
-            progress(done, len(data.records(split)))
-    data.bad[split].update(loader.bad)
+            progress(min(done * world, total), total)
+    parts = processes.collect(found)
+    for bad in processes.gather(loader.bad):
+        data.bad[split].update(bad)
+    data.require_all(split, (id_ for part in parts for id_ in part.ids))
     if not parts:
         first = next(iter(data.bad[split].values()), "the split is empty")
         raise ValueError(f"data={data.source.name}, split {split}: no picture can be read ({first})")
@@ -51,12 +57,14 @@ def evaluate_classes(
     """Score a classifier on a split and write `scores.json`, `per_class.json`, `predictions.csv`, `confusion.png`.
 
     facts: further facts for scores.json. Returns the score card as text and the content of scores.json, which states
-    how every figure was obtained.
+    how every figure was obtained. Of several processes the first scores and writes, and the others return nothing.
     """
     data.records(split)
     real = getattr(data.source, "real", None)  # now, and not after the predictions, if they cannot be read
     used = data.preprocess if data.preprocess is not None else classifier.preprocess
     found = predict_split(classifier, data, split, progress=progress)
+    if not processes.is_first():
+        return "", {}
     names = classifier.class_names
     out.mkdir(parents=True, exist_ok=True)
     with open(out / "predictions.csv", "w", newline="", encoding="utf-8") as file:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vitcap import processes
 from vitcap.data.sentences import SentenceData
 from vitcap.evaluation.captions import write_split
 from vitcap.evaluation.judging import sentence_judge
@@ -34,9 +35,11 @@ def evaluate_sentences(
 
     search, seed, progress: see `write_split`. facts: further facts for scores.json. Returns the score card as text and
     the content of scores.json: scores of the whole split, `by_length`, and, for a model with attention and data with
-    known alignments, `alignment`.
+    known alignments, `alignment`. Of several processes the first scores and writes, and the others return nothing.
     """
     found = write_split(translator, data, split, search=search, seed=seed, progress=progress)
+    if not processes.is_first():
+        return "", {}
     if not found:
         raise ValueError(f"no sentence of data={data.source.name}, split {split}, can be read")
     texts = {id_: caption.text for id_, caption in found.items()}

@@ -6,7 +6,7 @@ import copy
 from typing import Any, Self
 
 import lightning as L
-from torch import nn
+from torch import Tensor, nn
 
 from vitcap.tasks.optim import make_optimizer, parameter_groups
 from vitcap.types import require_number
@@ -59,6 +59,10 @@ class TrainingTask(L.LightningModule):
         for key, value in self.__dict__.items():
             twin.__dict__[key] = value if key in self.shared else copy.deepcopy(value, memo)
         return twin
+
+    def no_loss(self) -> Tensor:
+        """The loss of a process that has no record of a batch: 0, and of one weight, for the others wait for it."""
+        return 0.0 * next(p for p in reversed(list(self.model.parameters())) if p.requires_grad).sum()
 
     def configure_optimizers(self) -> Any:
         """AdamW in groups, linear warm-up and cosine decay per step."""

@@ -14,6 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
+from vitcap import processes
 from vitcap.types import require_number
 
 
@@ -25,6 +26,7 @@ class SelfContained(L.Callback):
 
     def __init__(self, description: dict[str, Any]) -> None:
         self.description = description
+        self._begun = False
         self._random: torch.Tensor | None = None
         self._random_cuda: list[torch.Tensor] | None = None
 
@@ -34,20 +36,35 @@ class SelfContained(L.Callback):
         checkpoint["random"] = torch.get_rng_state()
         if torch.cuda.is_available():
             checkpoint["random_cuda"] = torch.cuda.get_rng_state_all()
+        if processes.share()[1] > 1:
+            checkpoint["random_by_process"] = processes.gather(_states())
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the random state for the first step."""
         self._random, self._random_cuda = checkpoint.get("random"), checkpoint.get("random_cuda")
+        states = checkpoint.get("random_by_process", [])
+        rank, world = processes.share()
+        if world > 1 and (rank or len(states) == world):
+            self._random, self._random_cuda = states[rank] if len(states) == world else (None, None)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         # As late as possible: setting up a trainer draws random numbers too.
+        rank = processes.share()[0]
+        if rank and not self._begun and self._random is None:
+            # Each process drops out at its own places; the first one's are those of a run by itself.
+            torch.manual_seed(((torch.initial_seed() * 1_000_003 + trainer.global_step) * 1_000_003 + rank) % 2**63)
+        self._begun = True
         if self._random is not None:
             torch.set_rng_state(self._random)
             if self._random_cuda is not None and len(self._random_cuda) == torch.cuda.device_count():
                 torch.cuda.set_rng_state_all(self._random_cuda)
             self._random = None
+
+
+def _states() -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
 
 
 class Interrupted(Exception):
@@ -58,13 +75,14 @@ class LastCheckpoint(L.Callback):
     """Writes `path` every so many steps, at the end of each epoch, and on Ctrl-C, which then raises Interrupted.
 
     Always between two optimiser steps, since accumulated gradients are in no checkpoint, and under a temporary name
-    first, so that the file is whole and exact at any moment. A second Ctrl-C ends at once.
+    first, so that the file is whole and exact at any moment. A second Ctrl-C ends at once. Of several processes all
+    stop at the step that one was asked to, and the first writes.
     """
 
     def __init__(self, path: Path, *, every: int) -> None:
         require_number("save_every", every, 1, whole=True)
         self.path, self.every = path, every
-        self._asked = False
+        self._asked, self._asked_at = False, 0.0
         self._step = 0
         self._before: Any = None
 
@@ -74,9 +92,16 @@ class LastCheckpoint(L.Callback):
             self._before = signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, number: int, frame: Any) -> None:
-        self._asked = True
-        print("\nstopping after this step and a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
-        signal.signal(signal.SIGINT, self._before)
+        now = time.monotonic()
+        if self._asked and now - self._asked_at < 1 and processes.share()[1] > 1:  # sent by terminal and launcher
+            return
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked, self._asked_at = True, now
+        if processes.is_first():
+            print(
+                "\nstopping after this step and a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True
+            )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -85,12 +110,14 @@ class LastCheckpoint(L.Callback):
             return
         self._step = trainer.global_step
         ends = trainer.is_last_batch or trainer.global_step == trainer.max_steps
-        if self._asked or ends or trainer.global_step % self.every == 0:
+        asked = processes.any_of(self._asked)
+        if asked or ends or trainer.global_step % self.every == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.path.with_name(f".{self.path.name}.new")
             trainer.save_checkpoint(temporary)
-            os.replace(temporary, self.path)
-        if self._asked:
+            if processes.is_first():
+                os.replace(temporary, self.path)
+        if asked:
             raise Interrupted
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -142,7 +169,9 @@ class Progress(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._images += len(batch)
+        if not processes.is_first():
+            return
+        self._images += len(batch) * processes.share()[1]
         now = time.monotonic()
         if now - self._last < self.every:
             return
@@ -161,7 +190,7 @@ class Progress(L.Callback):
         self._paused = time.monotonic()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking:
+        if trainer.sanity_checking or not processes.is_first():
             return
         seen = trainer.callback_metrics
         figures = [f"val loss {float(seen['val/loss']):.3f}"] if "val/loss" in seen else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from vitcap.decoding import constrain, sample
 from vitcap.models.captioner import CaptionModel
+from vitcap.processes import collect, first, in_all, share, weigh
 from vitcap.tasks.base import TrainingTask
 from vitcap.tasks.losses import caption_loss, doubly_stochastic_penalty, reinforce_loss
 from vitcap.types import PAD, Batch, Generated, Memory, require_number
@@ -80,6 +82,7 @@ class CaptionTask(TrainingTask):
         self.doubly_stochastic, self.reinforce, self.entropy = doubly_stochastic, reinforce, entropy
         self.baseline: float | None = None
         self.captions: dict[Id, str] = {}
+        self._found: dict[int, tuple[float, int, dict[Id, str]]] = {}
 
     def require_finite(self, loss: Tensor, batch: Batch) -> None:
         """ValueError with the likely cause unless the loss is a number."""
@@ -110,28 +113,48 @@ class CaptionTask(TrainingTask):
         own = (torch.rand(drawn.shape, device=drawn.device) < share) & (captions[:, :, 1:] != PAD)
         return torch.cat((captions[:, :, :1], torch.where(own, drawn, captions[:, :, 1:])), dim=2)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of all captions of all images of the batch, and what the kind of attention adds to it."""
+    @property
+    def _terms(self) -> list[str]:
+        """Names of what `_means` gives."""
+        hard = ["choice", "entropy", "likelihood"] if getattr(self.model.decoder, "hard", False) else []
+        return ["loss", *(["doubly_stochastic"] if self.doubly_stochastic else []), *hard]
+
+    def _means(self, batch: Batch) -> dict[str, tuple[Tensor | None, int]]:
+        """Mean of each term of the loss over a batch, and the number of words or captions that it is over."""
         assert batch.captions is not None
         targets = batch.captions[:, :, 1:]
         memory = self.model.encode(batch)
         fed = self._fed(memory, batch.captions)
         output = self.model.decoder(memory, fed[:, :, :-1], self.doubly_stochastic > 0)
         loss, tokens = caption_loss(output.logits, targets, label_smoothing=self.label_smoothing)
-        self.log("train/loss", loss, batch_size=tokens, prog_bar=True, on_step=True, on_epoch=True)
+        means: dict[str, tuple[Tensor | None, int]] = {"loss": (loss, tokens)}
         if self.doubly_stochastic:
-            penalty = doubly_stochastic_penalty(output.attention, targets, memory.mask)
-            self.log("train/doubly_stochastic", penalty, batch_size=tokens)
-            loss = loss + self.doubly_stochastic * penalty
+            means["doubly_stochastic"] = (doubly_stochastic_penalty(output.attention, targets, memory.mask), tokens)
         if output.choice_log_prob is not None:
-            chosen, entropy, likelihood = reinforce_loss(output, targets, baseline=self.baseline or 0.0)
+            choice, entropy, likelihood = reinforce_loss(output, targets, baseline=self.baseline or 0.0)
+            captions = int((targets != PAD).any(-1).sum())
+            means |= {"choice": (choice, tokens), "entropy": (entropy, tokens), "likelihood": (likelihood, captions)}
+        return means
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy of all captions of all images of the batch, and what the kind of attention adds to it: means
+        over all words of the batch, however many processes share it."""
+        nothing = share()[1] > 1 and batch.captions is None
+        means = weigh(**(dict.fromkeys(self._terms, (None, 0)) if nothing else self._means(batch)))
+        loss, shown, tokens = means["loss"]
+        self.log("train/loss", shown, batch_size=tokens, prog_bar=True, on_step=True, on_epoch=True)
+        if self.doubly_stochastic:
+            self.log("train/doubly_stochastic", means["doubly_stochastic"][1], batch_size=tokens)
+            loss = loss + self.doubly_stochastic * means["doubly_stochastic"][0]
+        if "choice" in means:
+            choice, entropy, likelihood = means["choice"][0], means["entropy"], float(means["likelihood"][1])
             if self.baseline is None:  # the first batch only tells what a caption's likelihood is like
-                self.baseline, chosen = float(likelihood), 0.0 * chosen
-            self.baseline = 0.9 * self.baseline + 0.1 * float(likelihood)
-            self.log("train/places_entropy", -entropy, batch_size=tokens)
-            loss = loss + self.reinforce * chosen + self.entropy * entropy
+                self.baseline, choice = likelihood, 0.0 * choice
+            self.baseline = 0.9 * self.baseline + 0.1 * likelihood
+            self.log("train/places_entropy", -entropy[1], batch_size=tokens)
+            loss = loss + self.reinforce * choice + self.entropy * entropy[0]
         self.require_finite(loss, batch)
-        return loss
+        return loss + self.no_loss() if nothing else loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The baseline belongs to the state of training."""
@@ -153,21 +176,27 @@ class CaptionTask(TrainingTask):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the captions of the last time."""
-        self.captions = {}
+        self.captions, self._found = {}, {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss without smoothing, and free-running captions."""
+        if not len(batch):  # of several processes some have a batch less
+            return
         assert batch.captions is not None
         memory = self.model.encode(batch)
         logits = self.model.decoder(memory, batch.captions[:, :, :-1]).logits
         loss, tokens = caption_loss(logits, batch.captions[:, :, 1:])
-        self.log("val/loss", loss, batch_size=tokens)
         best = self.search(self.model.decoder, memory).tokens[:, 0].tolist()
-        self.captions.update({id_: self.decode(tokens) for id_, tokens in zip(batch.ids, best, strict=True)})
+        captions = {id_: self.decode(words) for id_, words in zip(batch.ids, best, strict=True)}
+        self._found[in_all(batch_idx)] = float(loss), tokens, captions
 
     def on_validation_epoch_end(self) -> None:
-        """Scores of the whole split."""
-        if self.trainer.sanity_checking or not self.captions:
+        """Scores of the whole split, the same in every process and for any number of them."""
+        found = collect(self._found)
+        self.captions = {id_: caption for _, _, captions in found for id_, caption in captions.items()}
+        if self.trainer.sanity_checking or not found:
             return
-        for name, value in self.judge(self.captions).items():
+        words = sum(count for _, count, _ in found)
+        loss = math.fsum(mean * count for mean, count, _ in found) / max(words, 1)
+        for name, value in {"loss": loss, **first(lambda: self.judge(self.captions))}.items():
             self.log(f"val/{name}", value, batch_size=len(self.captions), prog_bar=name == "CIDEr-D")

@@ -9,6 +9,7 @@ from torchvision.transforms import v2
 
 from vitcap.metrics.classification import Predictions, check_labels, score
 from vitcap.models.classifier import ImageClassifier
+from vitcap.processes import collect, in_all, share, weigh
 from vitcap.tasks.base import TrainingTask
 from vitcap.types import Batch, require_number
 
@@ -58,11 +59,12 @@ class ClassifyTask(TrainingTask):
         self.mix_probability = mix_probability
         kinds = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
         self.mixes = [kind(alpha=alpha, num_classes=model.classes) for kind, alpha in kinds if alpha]
-        self._seen: list[Predictions] = []
+        self._seen: dict[int, Predictions] = {}
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Labels are checked on the CPU: on a GPU a wrong one is an assertion that names nothing."""
-        check_labels(batch.labels, batch.ids, self.model.classes)
+        if len(batch) or share()[1] == 1:  # of several processes some may have no record
+            check_labels(batch.labels, batch.ids, self.model.classes)
         return batch
 
     def on_train_start(self) -> None:
@@ -77,7 +79,13 @@ class ClassifyTask(TrainingTask):
         return self.mixes[int(torch.randint(len(self.mixes), ()))](images, labels)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of a batch, mixed if so asked."""
+        """Cross-entropy of a batch, mixed if so asked; of several processes each mixes its share in itself."""
+        nothing = share()[1] > 1 and not len(batch)
+        loss, shown, count = weigh(loss=(None if nothing else self._loss(batch), len(batch)))["loss"]
+        self.log("train/loss", shown, batch_size=count, prog_bar=True, on_step=True, on_epoch=True)
+        return loss + self.no_loss() if nothing else loss
+
+    def _loss(self, batch: Batch) -> Tensor:
         images, labels = batch.images, batch.labels
         assert labels is not None
         if self.mixes and images is None:
@@ -88,7 +96,6 @@ class ClassifyTask(TrainingTask):
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()} at step {self.global_step}: {self._cause(images, logits)}")
-        self.log("train/loss", loss, batch_size=len(batch), prog_bar=True, on_step=True, on_epoch=True)
         return loss
 
     def _cause(self, images: Tensor | None, logits: Tensor) -> str:
@@ -102,18 +109,20 @@ class ClassifyTask(TrainingTask):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the predictions of the last time."""
-        self._seen = []
+        self._seen = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Keeps what the scores need of a batch."""
+        if not len(batch):  # of several processes some have a batch less
+            return
         assert batch.labels is not None
-        self._seen.append(Predictions.of(self.model(batch), batch.labels, batch.ids))
+        self._seen[in_all(batch_idx)] = Predictions.of(self.model(batch), batch.labels, batch.ids)
 
     def on_validation_epoch_end(self) -> None:
-        """Scores of the whole split; val/loss is its NLL, without smoothing."""
-        if not self._seen:
+        """Scores of the whole split, the same for any number of processes; val/loss is its NLL, without smoothing."""
+        if not (seen := collect(self._seen)):
             return
-        predictions = Predictions.join(self._seen)
+        predictions = Predictions.join(seen)
         card = score(predictions, diagnose=False)
         figures = {name.lower().replace("-", ""): value for name, value in card.corpus.items() if value is not None}
         for name, value in (figures | {"loss": figures["nll"]}).items():

@@ -14,6 +14,7 @@ from torch import Tensor
 from vitcap.decoding import Greedy, Sample, constrain
 from vitcap.metrics.reward import CiderReward
 from vitcap.models.captioner import CaptionModel
+from vitcap.processes import share, weigh
 from vitcap.tasks.captioning import CaptionTask, Id
 from vitcap.tasks.losses import caption_loss
 from vitcap.types import BOS, PAD, Batch, Generated, Memory, require_number
@@ -33,8 +34,9 @@ class SelfCriticalTask(CaptionTask):
     loss.
 
     The K captions of an image share one encoder pass. The decoder's dropout is off, so that the captions are drawn from
-    the very distribution whose gradient is taken; the encoder's is on, since drawing and gradient read the same memory. The loss is a mean over the drawn words, as the cross-entropy is one over
-    the given ones: times their number it has the gradient of minus the expected reward, summed over captions.
+    the very distribution whose gradient is taken; the encoder's is on, since drawing and gradient read the same memory.
+    The loss is a mean over the drawn words, as the cross-entropy is one over the given ones: times their number it has
+    the gradient of minus the expected reward, summed over captions.
     Logs train/reward and train/baseline. Raises ValueError for options out of range, for a loss that is not finite, for
     a training image without references, and where the reward stays at 0.
     """
@@ -108,9 +110,11 @@ class SelfCriticalTask(CaptionTask):
         rewards = self.reward(batch.ids, captions, found.finished.tolist())
         return found.tokens, torch.tensor(rewards, dtype=torch.float32, device=found.tokens.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Policy gradient (REINFORCE) with a baseline; see the class."""
-        self._set_modes()
+    @property
+    def _terms(self) -> list[str]:
+        return ["policy", "reward", "baseline", *(["usual"] if self.mix else [])]
+
+    def _means(self, batch: Batch) -> dict[str, tuple[Tensor | None, int]]:
         memory = self.model.encode(batch)
         still = replace(memory, tokens=memory.tokens.detach())
         tokens, rewards = self._rewards(batch, still, self.drawing)
@@ -118,7 +122,6 @@ class SelfCriticalTask(CaptionTask):
             baseline = self._rewards(batch, still, self.greedy)[1]
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
-        self._watch(rewards)
         inputs = F.pad(tokens[:, :, :-1], (1, 0), value=BOS)
         # The distribution that was drawn from: with the temperature, and without what is never said.
         logits = constrain(self.model.decoder(memory, inputs).logits.float(), inputs, forbid=(), in_place=True)
@@ -126,20 +129,37 @@ class SelfCriticalTask(CaptionTask):
         logits = logits.flatten(0, 2) / self.drawing.temperature
         log_probs = -F.cross_entropy(logits, tokens.flatten(), ignore_index=PAD, reduction="none")
         gain = (rewards - baseline)[..., None] * log_probs.view_as(tokens)
-        loss = -(gain * known).sum() / known.sum()
+        words = known.sum()
+        means: dict[str, tuple[Tensor | None, int]] = {
+            "policy": (-(gain * known).sum() / words, int(words)),
+            "reward": (rewards.mean(), len(batch)),
+            "baseline": (baseline.mean(), len(batch)),
+        }
         if self.mix:
             assert batch.captions is not None
             gold = self.model.decoder(memory, batch.captions[:, :, :-1]).logits
-            usual, _ = caption_loss(gold, batch.captions[:, :, 1:], label_smoothing=self.label_smoothing)
-            loss = (1 - self.mix) * loss + self.mix * usual
-        self.require_finite(loss, batch)
-        for name, value in (("loss", loss), ("reward", rewards.mean()), ("baseline", baseline.mean())):
-            self.log(f"train/{name}", value, batch_size=len(batch), prog_bar=True, on_step=True, on_epoch=True)
-        return loss
+            means["usual"] = caption_loss(gold, batch.captions[:, :, 1:], label_smoothing=self.label_smoothing)
+        return means
 
-    def _watch(self, rewards: Tensor) -> None:
-        """Without any reward there is no gradient, only time that passes."""
-        self.barren = 0 if bool(rewards.any()) else self.barren + 1
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Policy gradient (REINFORCE) with a baseline; see the class. Means are over the batch, however many processes
+        share it."""
+        self._set_modes()
+        nothing = share()[1] > 1 and not len(batch)
+        means = weigh(**(dict.fromkeys(self._terms, (None, 0)) if nothing else self._means(batch)))
+        (loss, shown, _), (_, reward, count) = means["policy"], means["reward"]
+        self._watch(reward)
+        if self.mix:
+            usual, told, _ = means["usual"]
+            loss, shown = (1 - self.mix) * loss + self.mix * usual, (1 - self.mix) * shown + self.mix * told
+        self.require_finite(loss, batch)
+        for name, value in (("loss", shown), ("reward", reward), ("baseline", means["baseline"][1])):
+            self.log(f"train/{name}", value, batch_size=count, prog_bar=True, on_step=True, on_epoch=True)
+        return loss + self.no_loss() if nothing else loss
+
+    def _watch(self, reward: Tensor) -> None:
+        """Without any reward (none is below 0) there is no gradient, only time that passes."""
+        self.barren = 0 if bool(reward) else self.barren + 1
         if self.barren >= PATIENCE:
             raise ValueError(
                 f"the reward has been 0 for {PATIENCE} steps, so nothing is learnt: start from a model trained by "

@@ -25,6 +25,7 @@ from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
 from vitcap.decoding import Beam, Greedy, Sample
 from vitcap.explain import explain, explain_all
+from vitcap.explain.methods import caption_maps
 from vitcap.models.captioner import CaptionModel
 from vitcap.models.classifier import ImageClassifier
 from vitcap.record import AttentionRecord, View
@@ -203,7 +204,7 @@ def test_a_sampling_search_draws_from_the_seed() -> None:
         ({"methods": "gradcam"}, "method 'gradcam': there is no such method; this model has attention, rollout"),
         ({"methods": ()}, "no method is chosen"),
         ({"classes": ["star"]}, "classes: a Captioner has no such option"),
-        ({"photo_side": 0}, "photo_side=0: must be at least 1"),
+        ({"photo_side": 0}, "photo_side=0: a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(options: dict[str, Any], message: str) -> None:
@@ -309,6 +310,34 @@ def test_the_photo_is_kept_smaller_and_the_window_stays_in_its_own_pixels(tmp_pa
     equal(large, small)
 
 
+def test_cells_lie_where_the_encoder_reads(tmp_path: Path) -> None:
+    photo = picture(300, 200)
+    assert explain(captioner(), photo).cells is None, "patches are the window"
+    model = captioner()
+    model.model.encoder = checkpoint.build(CNN)
+    record = explain(model, photo)
+    assert record.window is not None
+    with torch.no_grad():
+        for parameter in model.model.encoder.stages.parameters():
+            parameter.fill_(1)
+    # Two stages of stride 2 around every second pixel: the first cell of 4 pixels lies around the first pixel.
+    model.preprocess = replace(model.preprocess, crop_pct=1.0, mode="squash")
+    even = explain(model, photo)
+    assert even.window == (0, 0, 300, 200)
+    across, down = 300 / 24, 200 / 16
+    assert even.cells == pytest.approx((-1.5 * across, -1.5 * down, 22.5 * across, 14.5 * down))
+    assert record.cells != even.cells
+    even.save(tmp_path / "record")
+    assert AttentionRecord.load(tmp_path / "record").grid_window == even.cells
+    with torch.no_grad():
+        model.model.encoder.stages[0][0].weight[:, :, :, 0] = 9
+    heavier = explain(model, photo)
+    assert heavier.cells is not None
+    assert even.cells is not None
+    assert heavier.cells[0] < even.cells[0] - 0.9 * across, "the weights changed"
+    assert heavier.cells[1] == even.cells[1]
+
+
 def test_a_jpeg_decoded_at_a_fraction_keeps_its_true_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exif = Image.Exif()
     exif[0x0112] = 8
@@ -407,8 +436,44 @@ def test_a_view_that_is_none_is_refused_by_the_files_name(view: Any, tmp_path: P
 def test_a_view_of_what_the_model_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="view shows layers 2 of attention, which has 2"):
         explain(captioner(view=View("attention", layers=(0, 2))), picture())
-    with pytest.raises(ValueError, match=r"method 'magic': there is no such method"):
-        explain(captioner(view=View("magic")), picture())
+    with pytest.raises(ValueError, match=r"file's view shows method 'magic': there is no such method; to do without"):
+        explain(captioner(view=View("magic")), picture(), methods="rollout")
+
+
+# input of another kind
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"caption": 5}, "caption=5: a text, a Caption or None"),
+        ({"caption": ["a", "red"]}, "caption="),
+        ({"methods": None}, "methods=None: one or more names"),
+        ({"methods": [{}]}, "methods="),
+        ({"search": "beam"}, "search='beam': a search"),
+        ({"seed": "x"}, "seed=x: a whole number"),
+        ({"photo_side": 2.5}, "photo_side=2.5: a whole number"),
+    ],
+)
+def test_options_of_another_kind_are_one_clear_error(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explain(captioner(), picture(), **options)
+
+
+def test_pictures_classes_and_captions_of_another_kind_are_one_clear_error() -> None:
+    model = captioner()
+    for wrong in (None, np.zeros((4, 4, 3), np.uint8), [picture()], b"x"):
+        with pytest.raises(ValueError, match=f"{type(wrong).__name__}: a picture is wanted"):
+            explain(model, wrong)  # type: ignore[arg-type]
+    for classes in ([1.5], [None], [True]):
+        with pytest.raises(ValueError, match="a list of names or indices"):
+            explain(classifier(), picture(), classes=classes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"top=2\.5: a whole number"):
+        explain(classifier(), picture(), top=2.5)  # type: ignore[arg-type]
+    given = model.caption(picture())
+    for tokens in ((), (9999,)):
+        with pytest.raises(ValueError, match="its tokens are not all of this model's vocabulary"):
+            explain(model, picture(), caption=replace(given, tokens=tokens))
 
 
 # classes
@@ -514,3 +579,20 @@ def test_unknown_words_of_a_source_are_named() -> None:
         explain(translator(), "  ")
     with pytest.raises(ValueError, match="Image: a Translator reads a source sentence"):
         explain(translator(), picture())
+
+
+def test_options_of_rollout_reach_the_maps_and_are_told():
+    model = captioner()
+    plain = explain(model, picture(), methods="rollout")
+    harsh = explain(model, picture(), methods="rollout", rollout={"fusion": "max", "discard": 0.5})
+    tokens = plain.facts["tokens"]
+    images = model.batch([picture()]).images
+    wanted = caption_maps(model.model, images, tokens, methods=["rollout"], rollout={"fusion": "max", "discard": 0.5})
+    np.testing.assert_allclose(harsh.maps["rollout"], wanted["rollout"], atol=1e-6)
+    assert abs(harsh.maps["rollout"] - plain.maps["rollout"]).max() > 1e-3
+    assert harsh.facts["rollout"] == {"fusion": "max", "discard": 0.5}
+    assert "rollout" not in plain.facts
+    with pytest.raises(ValueError, match="fusion='median': choose one of mean, max, min"):
+        explain(model, picture(), methods="rollout", rollout={"fusion": "median"})
+    with pytest.raises(ValueError, match="rollout='max'"):
+        explain(model, picture(), methods="rollout", rollout="max")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,7 @@ def make(**changed):
         "photo": rng.integers(0, 256, (4, 6, 3), dtype=np.uint8),
         "size": (60, 40),
         "window": (10.0, 0.0, 50.0, 40.0),
+        "cells": (4.0, -6.0, 52.5, 34.0),
         "transforms": ({"name": "crop", "box": [10, 0, 50, 40]},),
         "source": "a.jpg",
         "facts": {"seed": 0},
@@ -43,8 +46,20 @@ def test_a_record_comes_back_from_disk_as_it_was(tmp_path):
         assert all((again.maps[m] == record.maps[m]).all() for m in record.maps)
         assert (again.photo == record.photo).all()
         assert again.photo.dtype == np.uint8
-        rest = ("text", "grid", "prefix", "places", "size", "window", "transforms", "source", "facts")
+        rest = ("text", "grid", "prefix", "places", "size", "window", "cells", "transforms", "source", "facts")
         assert all(getattr(again, name) == getattr(record, name) for name in rest)
+
+
+def test_cells_lie_in_the_window_unless_the_record_says_where(tmp_path):
+    assert make().grid_window == (4.0, -6.0, 52.5, 34.0)
+    plain = make(cells=None)
+    assert plain.grid_window == plain.window == (10.0, 0.0, 50.0, 40.0)
+    _, sidecar = plain.save(tmp_path / "a")
+    older = json.loads(sidecar.read_text())
+    del older["cells"]
+    sidecar.write_text(json.dumps(older))
+    again = AttentionRecord.load(sidecar)
+    assert (again.cells, again.grid_window) == (None, plain.window)
 
 
 def test_map_follows_the_view_and_leaves_prefix_places_out():
@@ -76,4 +91,59 @@ def test_what_does_not_fit_is_one_clear_error(tmp_path):
     make().save(tmp_path / "a")
     sidecar.write_text("{}")
     with pytest.raises(ValueError, match="KeyError: 'methods'"):
+        AttentionRecord.load(npz)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"grid": (2.0, 3.0)}, r"grid \(2.0, 3.0\): \(rows, columns\)"),
+        ({"grid": (6,)}, "grid"),
+        ({"grid": (-1, -6)}, "grid"),
+        ({"prefix": -1}, "prefix -1: a count"),
+        ({"size": (0, 0)}, r"size \(0, 0\)"),
+        ({"size": ("a", "b")}, "size"),
+        ({"window": (10.0, 10.0, 0.0, 0.0)}, "window"),
+        ({"window": (float("nan"),) * 4}, "window"),
+        ({"cells": (1.0,)}, "cells"),
+        ({"text": None}, "text None: a text"),
+        ({"source": 7}, "source 7"),
+        ({"facts": []}, "facts"),
+        ({"words": (Word("a", -3, -1, 0.0),)}, r"span of 'a' \(-3, -1\)"),
+        ({"words": (Word("a", 1, 1, 0.0),)}, "span of 'a'"),
+        ({"words": (Word(5, 0, 1, 0.0),)}, "word 5: a text"),
+        ({"words": (Word("a", 0, 1, 5000.0),)}, "log-probability of 'a' 5000.0"),
+        ({"words": (Word("a", 0, 1, float("nan")),)}, "log-probability"),
+        ({"photo": np.zeros((4, 6, 3))}, "photo 'float64"),
+        ({"photo": np.zeros((0, 6, 3), dtype=np.uint8)}, "photo"),
+        ({"shown": View("attention", layers=(9,))}, r"shown layers \(9,\): some of 0 to 1"),
+        ({"shown": View("attention", heads=())}, "shown heads"),
+        ({"maps": {"attention": np.zeros((3, 2, 4, 7), dtype=complex)}}, "maps of attention dtype"),
+        ({"maps": {"attention": np.zeros((3, 0, 4, 7))}}, "maps of attention"),
+    ],
+)
+def test_a_record_that_nobody_could_draw_is_refused_by_its_field(changed, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changed)
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "deep", "list", "format", "nan"])
+def test_a_damaged_file_is_one_line_that_names_it(tmp_path, damage):
+    npz, sidecar = make().save(tmp_path / "a")
+    rest = json.loads(sidecar.read_text(encoding="utf-8"))
+    match damage:
+        case "empty":
+            npz.write_bytes(b"")
+        case "text":
+            npz.write_bytes(b"no archive")
+        case "deep":
+            sidecar.write_text("[" * 100_000, encoding="utf-8")
+        case "list":
+            sidecar.write_text("[1]", encoding="utf-8")
+        case "format":
+            sidecar.write_text(json.dumps(rest | {"format": 2}), encoding="utf-8")
+        case "nan":
+            record = make()
+            make(maps={name: values * np.nan for name, values in record.maps.items()}).save(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"a: no attention record that can be read \(\.npz and \.json\): \S"):
         AttentionRecord.load(npz)

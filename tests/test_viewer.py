@@ -20,11 +20,13 @@ from test_explain import captioner, classifier, picture
 from vitcap.captioner import Captioner
 from vitcap.cli import main
 from vitcap.explain import explain
+from vitcap.metrics.grounding import area, correctness, sights
+from vitcap.metrics.regions import Region
 from vitcap.record import AttentionRecord, View, Word
 from vitcap.viz.alignment import describe_alignment
 from vitcap.viz.heatmap import to_photo
 from vitcap.viz.overlay import Scale, paint_lift
-from vitcap.viz.shown import describe_record, show, window_of
+from vitcap.viz.shown import cells_of, describe_record, show, window_of
 from vitcap.viz.viewer import quantise, viewer_html
 
 EVIL = "</script><img src=x onerror=\"document.title='broken'\"><!--<script>'\"&"
@@ -112,6 +114,27 @@ def test_a_photo_takes_less_than_a_megabyte(noise):
     assert Image.open(io.BytesIO(base64.b64decode(entry["image"].partition(",")[2]))).width > 500
 
 
+@pytest.mark.parametrize(
+    ("side", "layers", "heads", "kept"),
+    [(14, 6, 8, [(6, 8), (6, 8)]), (20, 6, 8, [(6, 8), (6, 1)]), (37, 12, 6, [(12, 1), (1, 1)])],
+)
+def test_many_maps_leave_less_to_the_photo_and_are_averaged_at_last(side, layers, heads, kept):
+    noise = np.random.default_rng(0).integers(0, 256, (1024, 1024, 3), dtype=np.uint8)
+    words = [f"w{i}" for i in range(20)]
+    weights = attention(len(words), layers, heads, (side, side), 2)
+    changed = {"maps": {"attention": weights, "rollout": weights}, "shown": View("attention", (1,), (-1,))}
+    page = viewer_html([make(words, grid=(side, side), photo=noise, size=(1024, 1024), **changed)])
+    assert len(page.encode()) < 1_000_000
+    entry = data_of(page)["photos"][0]["records"][0]
+    assert [(method["layers"], method["heads"]) for method in entry["methods"]] == kept
+    assert ("rollout: mean of" in dict(entry["facts"]).get("to save space", "")) == (side > 14)
+    method = entry["methods"][0]
+    codes = np.frombuffer(base64.b64decode(method["codes"]), np.uint8).reshape(20, *kept[0], -1)
+    low, step = (np.frombuffer(base64.b64decode(method[n]), "<f4").reshape(20, *kept[0], 1) for n in ("low", "step"))
+    error = abs((low + step * codes)[:, 1, -1] - weights[:, 1, -1, 2:])
+    assert (error <= step[:, 1, -1] / 2 + 1e-6).all(), "the view that is shown is there in full"
+
+
 def test_the_file_needs_nothing_else_and_no_text_breaks_out():
     record = make([EVIL, "\ud800"], text=EVIL, source=EVIL, facts={EVIL: EVIL})
     page = viewer_html([record], title=EVIL, boxes=[[(EVIL, (0, 0, 9, 9))]], names=[EVIL], about={"attention": EVIL})
@@ -184,6 +207,27 @@ def test_records_become_a_page_without_a_model(tmp_path, capsys):
     assert main(["viewer", str(tmp_path / "one.npz"), "--out", str(tmp_path)]) == 2
 
 
+def test_the_page_never_replaces_another_file(tmp_path, capsys):
+    make().save(tmp_path / "one")
+    for name in ("one.npz", "one.json"):
+        before = (tmp_path / name).read_bytes()
+        assert main(["viewer", str(tmp_path / "one.npz"), "--out", str(tmp_path / name)]) == 2
+        assert f"{name}: is there already and is no page" in capsys.readouterr().err
+        assert (tmp_path / name).read_bytes() == before
+    page = ["--out", str(tmp_path / "a.html")]
+    assert main(["viewer", str(tmp_path / "one.npz"), *page]) == 0
+    assert main(["viewer", str(tmp_path / "one.npz"), *page]) == 0, "a page is written anew"
+    for option in (["--methods", "attention"], ["--seed", "3"], ["--beams", "2"]):
+        assert main(["viewer", str(tmp_path / "one.npz"), *page, *option]) == 2
+        assert f"{option[0]} is for photos" in capsys.readouterr().err
+    (tmp_path / "two.npz").write_bytes(b"")
+    assert main(["viewer", str(tmp_path / "two.npz"), str(tmp_path / "one.npz"), *page]) == 1
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'a.html'}\n"
+    assert "two.json: no such file" in err
+    assert "1 of 2 files could not be read" in err
+
+
 def test_photos_become_a_page_with_two_models_and_bad_ones_are_skipped(tmp_path, capsys):
     files = {
         decoder: captioner(decoder).save(tmp_path / f"{decoder}.safetensors") for decoder in ("transformer", "rnn")
@@ -223,6 +267,17 @@ def test_a_classifier_shows_its_likeliest_classes(tmp_path):
     entry = data_of(viewer_html([record]))["photos"][0]["records"][0]
     assert entry["classes"]
     assert [word["text"] for word in entry["words"]] == [word.text for word in record.words]
+
+
+def test_two_classifiers_agree_on_classes_of_one_name(tmp_path, monkeypatch):
+    door = classifier()
+    assert len(set(door.class_names)) < len(door.classes)
+    monkeypatch.setattr("vitcap.cli.viewer.load", lambda *_: door)
+    picture().save(tmp_path / "p.png")
+    command = ["viewer", str(tmp_path / "p.png"), "--model", "a", "--model2", "b", "--out", str(tmp_path / "a.html")]
+    assert main([*command, "--top-classes", "6", "--methods", "attention"]) == 0
+    one, two = data_of((tmp_path / "a.html").read_text(encoding="utf-8"))["photos"][0]["records"]
+    assert one["words"] == two["words"]
 
 
 # In a browser.
@@ -339,7 +394,8 @@ def painted(record, word, view=None, *, alpha=0.6, top=None):
     lifts = show(record, view or record.shown)
     image = jpeg(record)
     end = top or Scale.of(lifts).end
-    drawn = paint_lift(image, lifts.lifts[word, 0], window_of(record, *image.size), top=end, alpha=alpha)
+    window, cells = window_of(record, *image.size), cells_of(record, *image.size)
+    drawn = paint_lift(image, lifts.lifts[word, 0], window, cells=cells, top=end, alpha=alpha)
     return np.asarray(drawn).astype(float)
 
 
@@ -351,13 +407,14 @@ def assert_same_picture(got, wanted):
 
 
 WINDOWS = {"crop": (300.0, 0.0, 1100.0, 800.0), "squash": (0.0, 0.0, 1400.0, 800.0), "letterbox": (0, -300, 1400, 1100)}
+WINDOWS["moved"] = WINDOWS["crop"]  # the cells, against what the model saw
 
 
 @pytest.mark.parametrize("mode", WINDOWS)
 def test_hovering_over_a_word_shows_its_map_as_the_sheets_draw_it(view, mode):
     from selenium.webdriver import ActionChains
 
-    record = make(window=WINDOWS[mode])
+    record = make(window=WINDOWS[mode], cells=(250.0, -60.0, 1400.0, 740.0) if mode == "moved" else None)
     page = view(record)
     words = page.all(".word")
     assert [word.find_element("css selector", "b").text for word in words] == WORDS
@@ -478,7 +535,8 @@ def test_boxes_are_drawn_and_measured(view):
     assert abs(changed.max(0) - [520, 880]).max() <= 4
     edge = page.pixels()[300, 160]
     assert abs(edge - [64, 216, 255]).max() < 12
-    got = page.js("return inside([.1,.3,.05,.05,.4,.1],[2,3],[0,0,48,32],[[8,4,32,24],[24,10,44,26]])")
+    window = "[0,0,48,32]"
+    got = page.js(f"return inside([.1,.3,.05,.05,.4,.1],[2,3],{window},{window},[[8,4,32,24],[24,10,44,26]])")
     np.testing.assert_allclose([got["share"], got["share"] / got["times"]], [0.5609375, 0.4479167], atol=1e-6)
     page.all(".shot")[1].click()
     page.wait(lambda: page.js("return document.body.dataset.ready === '1'"))
@@ -653,10 +711,18 @@ def test_the_scripts_compute_what_the_package_computes(view):
     rng = np.random.default_rng(1)
     for rows, columns, window in ((1, 1, (3, 2, 50, 30)), (3, 5, (-7.5, 4, 33.25, 61)), (14, 14, (0, 0, 64, 48))):
         heat = rng.random((rows, columns))
-        got = page.js("return Array.from(spread(...arguments), (v) => (Number.isNaN(v) ? -1 : v))",
-                      heat.ravel().tolist(), [rows, columns], window, 64, 48)  # fmt: skip
-        values, seen = to_photo(heat, window, 64, 48)
-        np.testing.assert_allclose(np.reshape(got, (48, 64)), np.where(seen, values, -1), atol=1e-6)
+        for cells in (window, (window[0] - 5.5, window[1] + 4, window[2] - 2, window[3] + 7)):
+            got = page.js("return Array.from(spread(...arguments), (v) => (Number.isNaN(v) ? -1 : v))",
+                          heat.ravel().tolist(), [rows, columns], cells, window, 64, 48)  # fmt: skip
+            values, seen = to_photo(heat, window, 64, 48, cells=cells)
+            np.testing.assert_allclose(np.reshape(got, (48, 64)), np.where(seen, values, -1), atol=1e-6)
+            boxes = [(6, 4, 30, 25), (20, 10, 64, 40)]
+            got = page.js("return inside(...arguments)", heat.ravel().tolist(), [rows, columns], cells, window, boxes)
+            size = (64, 64)  # which holds all windows but one, of which the page counts the padding
+            if window[0] >= 0:
+                cover, sight = sights(Region.of_boxes(boxes), window, (rows, columns), size, cells=cells)
+                share = float(correctness(heat, cover, sight))
+                np.testing.assert_allclose([got["share"], got["times"]], [share, share / area(cover, sight)])
     numbers = [0.125, 0.375, 2.5, 3.5, 310.5, 0.25, 0.35, 2.45, 1.005, 1e-9, 0, *rng.random(200).tolist()]
     for digits in (0, 1, 2):
         got = page.js("return arguments[0].map((x) => fixed(x, arguments[1]))", numbers, digits)

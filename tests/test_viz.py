@@ -1,6 +1,8 @@
 """Attention maps over the original photo: numbers, geometry, and what the drawn sheet looks like."""
 
 import dataclasses
+import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from vitcap.record import AttentionRecord, View, Word, word_map
 from vitcap.viz.animation import animation
 from vitcap.viz.figures import head_grid, word_figure
 from vitcap.viz.heatmap import describe, is_flat, lift, peak, to_photo
-from vitcap.viz.overlay import paint, sheet
-from vitcap.viz.shown import describe_record
+from vitcap.viz.overlay import below, paint, sheet
+from vitcap.viz.shown import describe_record, show
 from vitcap.viz.style import INFERNO, blend, colours
 
 SIZES = [(640, 360), (360, 640), (1000, 200), (224, 224)]
@@ -118,6 +120,25 @@ def test_squash_equals_torch_interpolate(rows, columns, height, width):
         torch.from_numpy(heat)[None, None], size=(height, width), mode="bilinear", align_corners=False
     )
     np.testing.assert_allclose(to_photo(heat, (0, 0, width, height), width, height)[0], expected[0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("cells", [(1.5, -7.0, 26.0, 17.5), (8.0, 4.0, 16.0, 12.0), (-9, -9, 40, 30), (5, 0, 25, 20)])
+def test_cells_that_are_not_the_window_lie_where_they_are_said_to(cells):
+    """Against NumPy's own interpolation, which holds the outermost values; what is seen is up to the window."""
+    heat, window = np.random.default_rng(3).random((4, 5)), (5, 0, 25, 20)
+    spread, seen = to_photo(heat, window, 30, 22, cells=cells)
+    x0, y0, x1, y1 = cells
+    x, y = x0 + (np.arange(5) + 0.5) * (x1 - x0) / 5, y0 + (np.arange(4) + 0.5) * (y1 - y0) / 4
+    rows = np.stack([np.interp(np.arange(30) + 0.5, x, line) for line in heat])
+    expected = np.stack([np.interp(np.arange(22) + 0.5, y, line) for line in rows.T], -1)
+    np.testing.assert_allclose(spread[seen], expected[seen], atol=1e-12)
+    assert (seen == to_photo(heat, window, 30, 22)[1]).all()
+    row, column = np.unravel_index(heat.argmax(), heat.shape)
+    assert peak(heat, cells) == pytest.approx((x[column], y[row]))
+    same = to_photo(heat, window, 30, 22, cells=window)[0]
+    np.testing.assert_array_equal(same, to_photo(heat, window, 30, 22)[0])
+    with pytest.raises(ValueError, match=r"cells .* is empty"):
+        to_photo(heat, window, 30, 22, cells=(5, 5, 5, 9))
 
 
 def test_crop_and_letterbox_equal_torch_on_the_window():
@@ -294,6 +315,43 @@ def tile_of(page, index, columns, cell=240, row=304, first=98):
     """Picture of one tile of a sheet of square photos."""
     x, y = 24 + index % columns * (cell + 16), first + 24 + index // columns * row
     return np.asarray(page)[y : y + cell, x : x + cell].astype(int)
+
+
+@pytest.mark.parametrize(("renderer", "side"), [("sheet", 240), ("word", 720), ("heads", 240), ("animation", 240)])
+def test_every_picture_puts_cells_where_the_record_says(renderer, side):
+    photo, heat = Image.new("RGB", (120, 120), (90, 90, 90)), np.zeros((3, 3))
+    heat[1, 1] = 1
+    record = record_of(photo, ["dog"], [heat], (0, 0, 120, 120))
+    moved = dataclasses.replace(record, cells=(-20.0, 10.0, 100.0, 130.0))
+
+    def drawn(record):
+        if renderer == "animation":
+            image = Image.open(io.BytesIO(animation(record, side=300)))
+            image.seek(1)
+        else:
+            image = {"sheet": sheet, "word": partial(word_figure, index=0), "heads": partial(head_grid, index=0)}[
+                renderer
+            ](record)
+        return np.asarray(image.convert("RGB")).astype(int)
+
+    pages = drawn(record), drawn(moved)
+    there = abs(pages[0] - pages[1]).max(-1) > 20
+    tops = [np.argwhere((bright := np.where(there, page.sum(-1), 0)) >= bright.max() - 6).mean(0) for page in pages]
+    assert tops[1] - tops[0] == pytest.approx(np.array([10, -20]) * side / 120, abs=3)
+
+
+def test_words_put_cells_where_the_record_says():
+    photo, heat = Image.new("RGB", (120, 120)), np.zeros((3, 3))
+    heat[1, 1] = 1
+    record = record_of(photo, ["dog"], [heat], (0, 0, 120, 120))
+    moved = dataclasses.replace(record, cells=(-25.0, 30.0, 95.0, 150.0))
+    assert "at x 60, y 60 of 120 x 120 pixels (middle centre)" in describe_record(record)[2]
+    assert "at x 35, y 90 of 120 x 120 pixels (bottom left)" in describe_record(moved)[2]
+    beside = dataclasses.replace(record, cells=(-120.0, 0.0, 0.0, 120.0))
+    assert [below(one, show(one), 0) for one in (record, beside)] == [
+        "peak 9.0x uniform",
+        "peak 9.0x uniform, in the padding",
+    ]
 
 
 def test_sheet_shares_one_scale_between_words():

@@ -13,6 +13,7 @@ from PIL import Image
 from vitcap import checkpoint
 from vitcap.data.images import load_image, to_rgb
 from vitcap.data.transforms import Preprocess
+from vitcap.memory import Halving
 from vitcap.models.captioner import EncoderModel
 from vitcap.models.weights import fingerprint
 from vitcap.record import View
@@ -28,6 +29,7 @@ class Door:
 
     def __init__(self, model: EncoderModel, description: dict[str, Any] | None) -> None:
         self.model, self.description = model.eval(), description or {}
+        self.fitting = Halving("the model's work")
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "cpu") -> Self:
@@ -82,7 +84,10 @@ class PictureDoor(Door):
     def grid_box(self) -> tuple[float, float, float, float]:
         """The rectangle of the input, in its pixels, that the patches share out evenly; see vitcap.types.Encoder."""
         height, width = self.preprocess.size
-        return getattr(self.model.encoder, "grid_box", (0.0, 0.0, float(width), float(height)))
+        if getattr(self, "_box_of", None) != self.fingerprint:  # finding it takes a pass
+            self._box = getattr(self.model.encoder, "grid_box", (0.0, 0.0, float(width), float(height)))
+            self._box_of = self.fingerprint
+        return self._box
 
     @property
     def prefix(self) -> int:

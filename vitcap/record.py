@@ -7,8 +7,8 @@ rows * columns patches in row-major order. NumPy only.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vitcap.files import whole
+from vitcap.record_check import check_record
+
 if TYPE_CHECKING:  # it imports torch, for which drawing need not wait
     from vitcap.types import Grid
 
 Window = tuple[float, float, float, float]
-"""(x0, y0, x1, y1): the rectangle of the upright photo, in its pixels, that the model input shows."""
+"""(x0, y0, x1, y1): a rectangle of the upright photo, in its pixels; it may reach beyond the photo."""
 
 FORMAT = 1
 
@@ -60,7 +63,10 @@ class AttentionRecord:
         the picture (class token, registers).
     places: texts of the N places of a source sentence; empty for pictures.
     photo: (height, width, 3) uint8, the upright picture in RGB, perhaps smaller than the original; None for text.
-    size: (width, height) of the upright original in pixels; the unit of `window`.
+    size: (width, height) of the upright original in pixels; the unit of `window` and `cells`.
+    window: the rectangle of the original that the model input shows.
+    cells: the one that the cells of the grid share out evenly, each around what it reads; None: the window. A stack of
+        convolutions may move them by half a cell against the input.
     transforms: what was done from the file to the model input, in order, in plain JSON types.
     source: name of the picture file, or the source sentence. facts: plain JSON types: the model's fingerprint, the
         decoding, the seed, whether words were generated or given.
@@ -76,11 +82,13 @@ class AttentionRecord:
     photo: NDArray[np.uint8] | None = None
     size: tuple[int, int] | None = None
     window: Window | None = None
+    cells: Window | None = None
     transforms: tuple[dict[str, Any], ...] = ()
     source: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_record(self)
         count = self.prefix + self.grid[0] * self.grid[1] if self.grid else len(self.places)
         tokens = max((word.stop for word in self.words), default=0)
         for method, values in self.maps.items():
@@ -91,6 +99,11 @@ class AttentionRecord:
                 )
         if self.shown.method not in self.maps:
             raise ValueError(f"shown method {self.shown.method!r}: the record has {', '.join(self.maps) or 'no maps'}")
+
+    @property
+    def grid_window(self) -> Window | None:
+        """The rectangle of the original that the grid covers: where every cell of a map lies."""
+        return self.window if self.cells is None else self.cells
 
     def view(self, method: str | None = None, layers: Any = None, heads: Any = None) -> View:
         """The view asked for, or the one that is shown by default; other layers or heads than its own go with its
@@ -131,10 +144,10 @@ class AttentionRecord:
             **{name: getattr(self, name) for name in _PLAIN},
         }
         npz, sidecar = Path(f"{path}.npz"), Path(f"{path}.json")
-        with _replacing(npz) as temporary, open(temporary, "wb") as f:
+        with whole(npz) as temporary, open(temporary, "wb") as f:
             np.savez_compressed(f, **arrays)
-        with _replacing(sidecar) as temporary:
-            temporary.write_text(json.dumps(rest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        with whole(sidecar) as temporary:
+            temporary.write_text(json.dumps(rest, ensure_ascii=False, indent=1) + "\n", "utf-8", "backslashreplace")
         return npz, sidecar
 
     @classmethod
@@ -145,20 +158,29 @@ class AttentionRecord:
         npz, sidecar = Path(f"{stem}.npz"), Path(f"{stem}.json")
         try:
             rest = json.loads(sidecar.read_text(encoding="utf-8"))
+            if (found := rest.get("format", FORMAT)) != FORMAT:
+                raise ValueError(f"format {found!r}, and this version of vitcap reads {FORMAT}")
             with np.load(npz, allow_pickle=False) as arrays:
                 maps = {method: arrays[f"map:{method}"] for method in rest["methods"]}
                 photo = arrays.get("photo")
             words = tuple(Word(*word) for word in rest["words"])
             method, layers, heads = rest["shown"]
+            rest = {"cells": None} | rest  # files from before it was told apart from the window
             plain: Any = {
                 name: tuple(v) if name in _TUPLES and (v := rest[name]) is not None else rest[name] for name in _PLAIN
             }
-            return cls(words, rest["text"], maps, View(method, _tuple(layers), _tuple(heads)), photo=photo, **plain)
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{stem}: no attention record that can be read (.npz and .json): {reason}") from None
+            view = View(method, _tuple(layers), _tuple(heads))
+            record = cls(words, rest["text"], maps, view, photo=photo, **plain)
+            if wrong := [name for name, values in maps.items() if not np.isfinite(values).all()]:
+                raise ValueError(f"maps of {wrong[0]} hold values that are not finite (NaN or infinity)")
+            return record
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error.filename}: no such file; a record is PATH.npz and PATH.json") from None
+        except (*_DAMAGED, zipfile.BadZipFile, zlib.error) as error:
+            reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"{stem}: no attention record that can be read (.npz and .json): {reason}; save it anew"
+            ) from None
 
 
 def word_map(
@@ -224,21 +246,6 @@ def _tuple(chosen: Any) -> tuple[int, ...] | None:
     return None if chosen is None else (chosen,) if isinstance(chosen, int) else tuple(chosen)
 
 
-_PLAIN = ("grid", "prefix", "places", "size", "window", "transforms", "source", "facts")
-_TUPLES = ("grid", "places", "size", "window", "transforms")
-
-
-class _replacing:
-    """A temporary path beside the given one, which it replaces when the block ends well."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.temporary = path, path.with_name(f".{path.name}.{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self.temporary
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            os.replace(self.temporary, self.path)
-        self.temporary.unlink(missing_ok=True)
+_PLAIN = ("grid", "prefix", "places", "size", "window", "cells", "transforms", "source", "facts")
+_DAMAGED = (OSError, EOFError, ValueError, LookupError, AttributeError, TypeError, RuntimeError)
+_TUPLES = ("grid", "places", "size", "window", "cells", "transforms")

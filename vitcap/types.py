@@ -173,6 +173,11 @@ class Encoder(Protocol):
     width: int
     """D of the memory tokens."""
 
+    grid_box: tuple[float, float, float, float]
+    """The rectangle (x0, y0, x1, y1) in pixels of the input that the grid's cells share out evenly, each around what it
+    reads; beyond the input, or short of it, where convolutions move the cells. It may depend on the weights, and take
+    a pass to find. Where an encoder lacks it, it is all of the input."""
+
     def trunk(self, images: Tensor) -> Tensor:
         """The part that never trains: (B, 3, H, W) normalised -> (B, N, C). May be cached on disk."""
         ...

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 from vitcap.metrics.faithfulness import Kept, road_impute
+from vitcap.metrics.regions import Box, Floats, edges
 from vitcap.types import Grid
 
 SUBSTRATES = {
@@ -28,24 +29,40 @@ BLOCKS = (2, 4, 8)
 class Removal:
     """One picture in the model's input, and the patches that can be taken out of it.
 
-    image: (3, H, W) normalised. grid: (rows, columns) of equal patches. substrate: one of SUBSTRATES.
+    image: (3, H, W) normalised. grid: (rows, columns) of patches. box: the rectangle (x0, y0, x1, y1) of the input that
+    they share out evenly, None for all of it; the outermost go on to the input's edges. substrate: one of SUBSTRATES.
     noise: standard deviation of ROAD's noise, in units of the normalised input, drawn from `generator`.
     """
 
     def __init__(
-        self, image: Tensor, grid: Grid, *, substrate: str = "mean", noise: float = 0.01, generator: np.random.Generator
+        self,
+        image: Tensor,
+        grid: Grid,
+        *,
+        box: Box | None = None,
+        substrate: str = "mean",
+        noise: float = 0.01,
+        generator: np.random.Generator,
     ) -> None:
         if substrate not in SUBSTRATES:
             raise ValueError(f"substrate={substrate}: choose {' or '.join(SUBSTRATES)}")
         self.image, self.grid = image, grid
+        height, width = image.shape[1:]
+        xs, ys = edges(grid, (0.0, 0.0, float(width), float(height)), box)
+        self._rows, self._columns = _owners(ys, height), _owners(xs, width)
         self.ground = torch.zeros_like(image)
         if substrate == "blur":
             sides = [max(1.0, size / n) for size, n in zip(image.shape[1:], grid, strict=True)]
             kernel = [2 * min(round(2 * side), size - 1) + 1 for side, size in zip(sides, image.shape[1:], strict=True)]
             self.ground = gaussian_blur(image, kernel[::-1], sides[::-1])
         self.noise = noise * torch.from_numpy(generator.standard_normal(tuple(image.shape))).to(image)
-        sizes = [(grid[0] * blocks, grid[1] * blocks) for blocks in BLOCKS]
-        self.coarse = [F.adaptive_avg_pool2d(image, size).cpu().numpy() for size in sizes]
+        self.coarse = []
+        for blocks in BLOCKS:
+            (down, self._up), (across, self._along) = (
+                [torch.from_numpy(matrix).to(image) for matrix in _blocks(lines, size, blocks)]
+                for lines, size in ((ys, height), (xs, width))
+            )
+            self.coarse.append((down @ image @ across.mT).cpu().numpy())
 
     def on_substrate(self, kept: Kept) -> Tensor:
         """(K, 3, H, W) pictures with the substrate in the place of what is not kept (K, N)."""
@@ -61,19 +78,37 @@ class Removal:
         filled: Tensor | None = None
         for blocks, coarse in zip(BLOCKS, self.coarse, strict=True):
             known = kept.reshape(-1, *self.grid).repeat(blocks, 1).repeat(blocks, 2)
-            start = None if filled is None else _resize(filled, coarse.shape[1:]).numpy()
+            start = None
+            if filled is not None:
+                start = F.interpolate(filled, size=coarse.shape[1:], mode="bilinear", align_corners=False).numpy()
             filled = torch.from_numpy(road_impute(coarse, known, start=start, tolerance=1e-2))
         assert filled is not None
-        fine = _resize(filled.to(self.image), self.image.shape[1:])
+        fine = self._up @ filled.to(self.image) @ self._along.mT
         return torch.where(self._pixels(kept), self.image, fine + self.noise)
 
     def _pixels(self, kept: Kept) -> Tensor:
-        cells = torch.from_numpy(kept.reshape(-1, 1, *self.grid)).to(self.image)
-        return F.interpolate(cells, size=self.image.shape[1:], mode="nearest") > 0.5
+        pixels = kept.reshape(-1, 1, *self.grid)[..., self._rows[:, None], self._columns]
+        return torch.from_numpy(pixels).to(self.image.device)
 
 
-def _resize(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(images, size=size, mode="bilinear", align_corners=False)
+def _owners(lines: Floats, size: int) -> NDArray[np.int64]:
+    """(size,) the interval between rising lines in which the centre of each pixel lies; the outermost have no end."""
+    return np.searchsorted(lines[1:-1], np.arange(size) + 0.5, side="right")
+
+
+def _blocks(lines: Floats, size: int, blocks: int) -> tuple[Floats, Floats]:
+    """Along one side, with each patch between `lines` shared out among so many blocks: (blocks, size) that takes the
+    mean of pixels, and (size, blocks) that interpolates between the middles of blocks."""
+    inside = lines.clip(0, size)
+    fine = np.interp(np.arange(blocks * (len(lines) - 1) + 1) / blocks, np.arange(len(lines)), inside)
+    middle = (fine[1:] + fine[:-1]) / 2
+    mean = (_owners(fine, size) == np.arange(len(middle))[:, None]).astype(float)
+    thin = ~mean.any(1)  # of less than a pixel
+    mean[thin, middle[thin].astype(int).clip(0, size - 1)] = 1
+    centres = np.arange(size) + 0.5
+    return mean / mean.sum(1, keepdims=True), np.stack(
+        [np.interp(centres, middle, one) for one in np.eye(len(middle))], 1
+    )
 
 
 def score_kept(

@@ -18,6 +18,7 @@ from torch import Tensor
 from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
 from vitcap.explain.methods import available, caption_maps, class_maps, unavailable
+from vitcap.explain.options import require_fit, require_method
 from vitcap.record import View, Word, word_map
 from vitcap.types import BOS, Batch
 from vitcap.writer import Search
@@ -77,6 +78,8 @@ class Subject:
         methods = tuple(dict.fromkeys(view.method for view in views.values()))
         make: Any = caption_maps if self.captions else class_maps
         values = make(self.door.model, image[None].to(self.door.device), target.ids, methods=methods)
+        if self.door.view is not None and self.door.view in views.values():
+            require_fit(self.door.view, values[self.door.view.method].shape)
         grid, prefix = self.door.grid, self.door.prefix
         assert grid is not None
 
@@ -100,8 +103,11 @@ def choose_views(door: Captioner | Classifier, methods: Sequence[str | View] | s
     if not have:
         raise ValueError(f"the model has no maps to measure: {'; '.join(dict.fromkeys(lacking.values()))}")
     asked: list[str | View] = list(have) if methods == "all" else [methods] if isinstance(methods, str) else [*methods]
+    if not asked or any(not isinstance(one, str | View) for one in asked):
+        raise ValueError(f"methods={asked}: one or more of {', '.join(have)} are wanted, or none given for all of them")
     views = [View(one) if isinstance(one, str) else one for one in asked]
     if door.view is not None:
+        require_method(door.view, have, lacking)
         views.append(door.view)
     for view in views:
         if view.method not in have:

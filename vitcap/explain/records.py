@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from vitcap.classifier import Classifier
 from vitcap.data.images import ImageError
 from vitcap.decoding import Sample
 from vitcap.door import Picture, PictureDoor
-from vitcap.explain.options import Explained, Options, choose
+from vitcap.explain.options import Explained, Options, choose, require_fit
 from vitcap.explain.seen import Seen, join, see
 from vitcap.explain.words import Found, of_caption, of_classes, read, write
 from vitcap.record import AttentionRecord, View
@@ -38,6 +38,7 @@ def explain(
     seed: int | None = None,
     top: int = 5,
     photo_side: int = 1600,
+    rollout: Mapping[str, Any] | None = None,
 ) -> AttentionRecord:
     """What the model attended to for every word (or class), over one picture (or source sentence).
 
@@ -49,6 +50,7 @@ def explain(
     methods: one or more of vitcap.explain.methods, or "all" that this model has. That of the model file's view is
         added; the view is what is shown by default, or else "attention", or else the first method.
     photo_side: longest side in pixels of the copy of the photo that the record keeps.
+    rollout: options of vitcap.viz.rollout.rollout: {"fusion": "mean", "max" or "min", "discard": share}.
 
     The record's transforms begin with {"name": "turn", "orientation": EXIF tag, "turn": Pillow's name or None}; the
     others are those of `Preprocess.chain`. Its facts: kind ("caption", "translate", "classify"), model (fingerprint),
@@ -58,7 +60,7 @@ def explain(
     Raises ImageError for a picture that cannot be read, and ValueError for a method that this model lacks (with the
     reason), a text of which no word is known, a class that is not there, or options out of range.
     """
-    options = Options(caption, classes, methods, search, seed, top, photo_side)
+    options = Options(caption, classes, methods, search, seed, top, photo_side, rollout)
     return next(_records(door, [picture], options, skip=None, batch_size=1))
 
 
@@ -97,7 +99,8 @@ def _records(
     seen = _seen(door, pictures, options.photo_side, skip)
     while waiting := list(islice(seen, batch_size)):
         found = _found(door, [one.batch for one in waiting], options, methods, search)
-        yield from (_record(door, words, shown, one) for words, one in zip(found, waiting, strict=True))
+        for words, one in zip(found, waiting, strict=True):
+            yield _record(door, words, shown, one, options.rollout)
 
 
 def _seen(door: Explained, pictures: Iterable[Picture], photo_side: int, skip: Skip | None) -> Iterator[Seen]:
@@ -116,32 +119,33 @@ def _found(
     """Words and maps of each picture or sentence. search: writes the words of all of them at once."""
     wants = "attention" in methods
     if isinstance(door, Classifier):
-        yield from (of_classes(door, batch, options.classes, options.top, methods) for batch in batches)
+        chosen, top, rollout = options.classes, options.top, options.rollout
+        yield from (of_classes(door, batch, chosen, top, methods, rollout) for batch in batches)
     elif search is None:
         assert options.caption is not None
         given = options.caption
         for batch in batches:
-            yield of_caption(door, batch, read(door, batch, given, need_attention=wants), methods)
+            yield of_caption(door, batch, read(door, batch, given, need_attention=wants), methods, options.rollout)
     else:
         written = write(door, join(batches), search=search, seed=options.seed, need_attention=wants)
-        yield from (of_caption(door, batch, one, methods) for batch, one in zip(batches, written, strict=True))
+        for batch, one in zip(batches, written, strict=True):
+            yield of_caption(door, batch, one, methods, options.rollout)
 
 
-def _record(door: Explained, found: Found, shown: View, seen: Seen) -> AttentionRecord:
+def _record(
+    door: Explained, found: Found, shown: View, seen: Seen, rollout: Mapping[str, Any] | None
+) -> AttentionRecord:
     maps = found.maps
     if seen.spans is not None:  # the pieces of a source word share its attention out among them
         maps = {name: np.stack([v[..., a:b].sum(-1) for a, b in seen.spans], -1) for name, v in maps.items()}
-    for name, axis in (("layers", 1), ("heads", 2)):
-        size, chosen = maps[shown.method].shape[axis], getattr(shown, name) or ()
-        if wrong := [index for index in chosen if not -size <= index < size]:
-            raise ValueError(
-                f"the model file's view shows {name} {', '.join(map(str, wrong))} of {shown.method}, which has {size}"
-            )
+    require_fit(shown, maps[shown.method].shape)
     kind = next(kind for of, kind in _KINDS.items() if isinstance(door, of))
     facts: dict[str, Any] = {"kind": kind, "model": door.fingerprint, **found.facts}
     if isinstance(door, PictureDoor):
         facts["preprocess"] = door.preprocess.to_dict()
     if isinstance(door, Translator) and (unknown := door.unknown_words(seen.fields["source"])):
         facts["unknown_source_words"] = sorted(set(unknown))
+    if rollout and "rollout" in maps:
+        facts["rollout"] = dict(rollout)
     facts["versions"] = {"vitcap": __version__, "torch": str(torch.__version__)}
     return AttentionRecord(found.words, found.text, maps, shown, facts=facts, **seen.fields)

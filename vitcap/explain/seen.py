@@ -41,6 +41,8 @@ def see(door: Explained, picture: Picture, photo_side: int) -> Seen:
         if door.unknown_words(picture):  # their spelling says more than "<unk>"
             places = tuple(door.source_tokenizer.clean(picture).split())
         return Seen(batch, {"places": places, "source": picture}, tuple((start, stop) for _, start, stop in words))
+    if not isinstance(picture, str | Path | Image.Image):
+        raise ValueError(f"{type(picture).__name__}: a picture is wanted, as a path or a PIL picture")
     photo = open_picture(picture)
     batch = Batch(ids=(0,), images=door.preprocess(photo)[None])
     was = origin(picture, photo.size)
@@ -60,15 +62,18 @@ def see(door: Explained, picture: Picture, photo_side: int) -> Seen:
         "photo": np.array(photo),
         "size": was.size,
         "window": window,
-        "cells": _cells(door.grid_box, door.preprocess.size, window),
+        "cells": on_photo(door.grid_box, door.preprocess.size, window),
         "transforms": tuple(steps),
         "source": "" if isinstance(picture, Image.Image) else Path(picture).name,
     }
     return Seen(batch, fields)
 
 
-def _cells(box: Window, size: tuple[int, int], window: Window) -> Window | None:
-    """The rectangle of the photo that a box of the model input shows; None for all of the input, of (height, width)."""
+def on_photo(box: Window, size: tuple[int, int], window: Window) -> Window | None:
+    """The rectangle of the photo behind a box of the model input of (height, width) pixels; None for all of the input.
+
+    window: the rectangle of the photo that the input shows.
+    """
     height, width = size
     if box == (0, 0, width, height):
         return None

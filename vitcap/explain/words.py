@@ -5,7 +5,7 @@ Letters for shapes: T tokens (or classes), L layers, H heads, N places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,6 +56,11 @@ def read(door: Writer, batch: Batch, given: Caption | str, *, need_attention: bo
     """
     facts: dict[str, Any] = {"words": "given"}
     if isinstance(given, Caption):
+        size = door.model.decoder.vocab_size
+        if not given.tokens or not all(0 <= token < size for token in given.tokens):
+            raise ValueError(
+                f"caption {given.text!r}: its tokens are not all of this model's vocabulary (0 to {size - 1})"
+            )
         if need_attention and given.attention is None:
             given = replace(given, attention=door.read(batch, given.tokens, need_attention=True).attention)
         return Sentence(given, facts)
@@ -76,7 +81,9 @@ def read(door: Writer, batch: Batch, given: Caption | str, *, need_attention: bo
     return Sentence(caption, facts)
 
 
-def of_caption(door: Writer, batch: Batch, sentence: Sentence, methods: Sequence[str]) -> Found:
+def of_caption(
+    door: Writer, batch: Batch, sentence: Sentence, methods: Sequence[str], rollout: Mapping[str, Any] | None = None
+) -> Found:
     """A caption with its maps; attention that it brings along is not computed again."""
     caption = sentence.caption
     facts = {"tokens": list(caption.tokens), "finished": caption.finished, "log_prob": "natural logarithm"}
@@ -87,12 +94,18 @@ def of_caption(door: Writer, batch: Batch, sentence: Sentence, methods: Sequence
         maps["attention"] = attention[..., :count].astype(np.float32)
     if more := [method for method in methods if method not in maps]:
         batch = batch.to(door.device)
-        maps |= caption_maps(door.model, batch.images, caption.tokens, methods=more, source=batch.source)
+        options: dict[str, Any] = {"methods": more, "source": batch.source, "rollout": rollout}
+        maps |= caption_maps(door.model, batch.images, caption.tokens, **options)
     return Found(caption.words, caption.text, {name: maps[name] for name in methods}, sentence.facts | facts)
 
 
 def of_classes(
-    door: Classifier, batch: Batch, classes: Sequence[str | int] | None, top: int, methods: Sequence[str]
+    door: Classifier,
+    batch: Batch,
+    classes: Sequence[str | int] | None,
+    top: int,
+    methods: Sequence[str],
+    rollout: Mapping[str, Any] | None = None,
 ) -> Found:
     """The classes of a picture, the likeliest or the given ones, each as a word; the text is the first of them."""
     log_probs = door.logits(batch).log_softmax(-1)[0]
@@ -103,6 +116,6 @@ def of_classes(
     words = tuple(Word(door.class_names[c], i, i + 1, log_probs[c].item()) for i, c in enumerate(indices))
     images = batch.to(door.device).images
     assert images is not None
-    maps = class_maps(door.model, images, indices, methods=methods)
+    maps = class_maps(door.model, images, indices, methods=methods, rollout=rollout)
     facts = {"words": "likeliest" if classes is None else "given", "classes": indices, "log_prob": "natural logarithm"}
     return Found(words, words[0].text, {name: maps[name] for name in methods}, facts)

@@ -19,6 +19,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmVit
 from torch import Tensor, nn
 
 from vitcap.models.attention_maps import explicit_attention
+from vitcap.models.receptive_field import Box, grid_box
 from vitcap.models.weights import (
     Size,
     Trainable,
@@ -228,19 +229,21 @@ class TimmEncoder(nn.Module):
             (grid,) = model.forward_intermediates(images, [self.index], **options)
             grid, prefix = grid if self.prefix else (grid, None)
         self.grid = (grid.shape[2], grid.shape[3])
-        tokens = grid.flatten(2).transpose(1, 2)
-        if prefix is None:
-            return tokens
-        return torch.cat((prefix, tokens), dim=1)
+        return grid.flatten(2).mT if prefix is None else torch.cat((prefix, grid.flatten(2).mT), dim=1)
+
+    @property
+    def grid_box(self) -> Box:
+        """See vitcap.types.Encoder."""
+        run = self.model.patch_embed if self.vit else self._whole
+        return grid_box(self.model, run, self.preprocess["size"], self.grid)
 
     def trunk(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) normalised -> (B, N, D)."""
         check_size(images, self.preprocess["size"])
         if not self.vit:
             return self._whole(images)
-        model = self.model
-        x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
-        return model.blocks[: self.split](x)
+        x = self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images)))
+        return self.model.blocks[: self.split](self.model.norm_pre(x))
 
     def head(self, features: Tensor, need_attention: bool = False) -> Memory:
         """(B, N, D) -> memory. Attention maps exist here only if no block is in the trunk: ask `forward` otherwise."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitcap.models.receptive_field import Box, grid_box
 from vitcap.models.vit import IMAGENET_MEAN, IMAGENET_STD
 from vitcap.models.weights import Size, check_size, size_pair
 from vitcap.types import Memory
@@ -73,6 +74,11 @@ class ConvEncoder(nn.Module):
         for module in self.stages.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @property
+    def grid_box(self) -> Box:
+        """See vitcap.types.Encoder."""
+        return grid_box(self.stages, self.stages, self.preprocess["size"], self.grid)
 
     def trunk(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) normalised -> places of the last grid, row by row (B, N, C)."""

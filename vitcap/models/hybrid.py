@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcap.models.backbones import TimmEncoder
+from vitcap.models.receptive_field import Box
 from vitcap.models.weights import Size, Trainable
 from vitcap.nn.blocks import EncoderBlock, init_transformer
 from vitcap.nn.position import Position, make_position, plane
@@ -66,6 +67,11 @@ class HybridEncoder(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.project.apply(init_transformer)
         self.blocks.apply(init_transformer)
+
+    @property
+    def grid_box(self) -> Box:
+        """See vitcap.types.Encoder; the blocks leave each cell where it is."""
+        return self.backbone.grid_box
 
     def trunk(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) normalised -> backbone tokens (B, N, C)."""

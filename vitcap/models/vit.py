@@ -98,6 +98,7 @@ class VisionTransformer(nn.Module):
         if pool == "token" and not class_token:
             raise ValueError("pool='token' needs class_token=True; without a class token use pool='mean'")
         self.width, self.pool, self.grid = width, pool, grid_of(size, patch)
+        self.grid_box = (0.0, 0.0, float(size[1]), float(size[0]))
         self.preprocess: dict[str, Any] = {
             "size": size,
             "mode": "crop",

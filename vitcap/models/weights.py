@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,32 @@ def find_weights(path: str | Path) -> Path:
     return files[0]
 
 
+def read_torch(path: Path) -> Any:
+    """Content of a torch file of plain tensors; nothing in it can run. ValueError says why it is not opened."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                parts = archive.infolist()
+            packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
+            if packed or sum(part.file_size for part in parts) > path.stat().st_size:
+                raise ValueError("its parts are compressed, which torch never does: they could unpack without end")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a foreign file may raise anything while it is parsed
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if reason.startswith("Weights only load failed"):  # torch goes on to say how to run what is in the file
+            reason = "it holds Python objects, which could run code"
+        raise ValueError(reason) from None
+
+
+def unwrapped(name: str) -> str:
+    """Name of a weight without what compiled and data-parallel modules put before it, or into it at any depth.
+
+    Inside, "module" alone may be a model's own name; beside "_orig_mod" it is none.
+    """
+    name = re.sub(r"^(?:(?:_orig_mod|module)\.)+", "", name)
+    return re.sub(r"(?<![^.])(?:module\.)*_orig_mod\.(?:(?:_orig_mod|module)\.)*", "", name)
+
+
 def read_weights(path: str | Path) -> State:
     """Tensors by name of a safetensors or torch file, without the wrappers of training programs.
 
@@ -110,7 +137,7 @@ def read_weights(path: str | Path) -> State:
         if file.suffix == ".safetensors":
             content: Any = load_file(file)
         else:
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            content = read_torch(file)
     except Exception as error:  # a foreign file may raise anything while it is parsed
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         kind = "a safetensors file" if file.suffix == ".safetensors" else "a torch file of plain tensors (weights_only)"
@@ -120,8 +147,12 @@ def read_weights(path: str | Path) -> State:
             content = content[wrapper]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise ValueError(f"{file} holds no state dict (tensors by name) but {type(content).__name__}")
-    # Data-parallel and compiled modules put their own names in front.
-    return {re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): tensor for name, tensor in content.items()}
+    state = {unwrapped(str(name)): tensor for name, tensor in content.items()}
+    if all(name.startswith("model.") for name in state):  # of a training program
+        state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    if set(state) != set(map(str, content)):
+        log.info("%s: names of wrappers taken off, such as %s -> %s", file, next(iter(content)), next(iter(state)))
+    return state
 
 
 def load_strictly(model: nn.Module, state: State, source: str | Path) -> None:

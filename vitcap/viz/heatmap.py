@@ -34,9 +34,8 @@ def is_flat(heat: ArrayLike) -> bool:
     return bool(values.max() <= FLAT * values.mean())
 
 
-def _interpolation(size: int, start: float, stop: float, cells: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(size, cells) weights that read a row of cells, spread over start..stop, at pixel centres 0.5, 1.5, ...;
-    and (size,) whether the centre lies within start..stop."""
+def _interpolation(size: int, start: float, stop: float, cells: int) -> NDArray[np.float64]:
+    """(size, cells) weights that read a row of cells, spread over start..stop, at pixel centres 0.5, 1.5, ..."""
     centre = np.arange(size) + 0.5
     position = np.clip((centre - start) * (cells / (stop - start)) - 0.5, 0, cells - 1)
     low = np.minimum(position.astype(int), max(cells - 2, 0))
@@ -45,37 +44,50 @@ def _interpolation(size: int, start: float, stop: float, cells: int) -> tuple[ND
     weights[pixel, low] = 1 - (position - low)
     if cells > 1:
         weights[pixel, low + 1] = position - low
-    return weights, (centre >= start) & (centre <= stop)
+    return weights
 
 
-def to_photo(heat: ArrayLike, window: Window, width: int, height: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _within(size: int, start: float, stop: float) -> NDArray[np.bool_]:
+    """(size,) whether a pixel's centre lies within start..stop."""
+    centre = np.arange(size) + 0.5
+    return (centre >= start) & (centre <= stop)
+
+
+def to_photo(
+    heat: ArrayLike, window: Window, width: int, height: int, *, cells: Window | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Spread a (rows, columns) map over the photo it was computed from.
 
     window: the rectangle of the photo that the model input shows, in pixels of a picture of width x height. It may
     lie inside the photo (crop), be the photo (squash) or reach beyond it (letterbox). To draw on a reduced copy,
-    scale window, width and height alike.
+    scale window, cells, width and height alike.
+    cells: the rectangle that the cells of the map share out evenly; None: the window.
 
     Returns (height, width) values and a bool mask of the same shape, False where the model saw nothing: the values
-    there are 0 and mean "unknown", not "no attention". Bilinear between patch centres, constant from the outermost
-    centres to the edge (torch's interpolate with align_corners=False); values are not rescaled.
+    there are 0 and mean "unknown", not "no attention". Bilinear between the centres of cells, constant from the
+    outermost centres to the edge of the window (torch's interpolate with align_corners=False); values are not rescaled.
     """
     values = np.asarray(heat, dtype=np.float64)
-    x0, y0, x1, y1 = window
     if values.ndim != 2 or not values.size:
         raise ValueError(f"a map has rows and columns; got the shape {values.shape}")
-    if not (x1 > x0 and y1 > y0):
-        raise ValueError(f"window {window} is empty: expected (x0, y0, x1, y1) with x0 < x1 and y0 < y1")
-    down, seen_rows = _interpolation(height, y0, y1, values.shape[0])
-    across, seen_columns = _interpolation(width, x0, x1, values.shape[1])
-    seen = seen_rows[:, None] & seen_columns
+    cells = window if cells is None else cells
+    for name, (x0, y0, x1, y1) in (("window", window), ("cells", cells)):
+        if not (x1 > x0 and y1 > y0):
+            raise ValueError(f"{name} {(x0, y0, x1, y1)} is empty: (x0, y0, x1, y1) with x0 < x1 and y0 < y1 is wanted")
+    down = _interpolation(height, cells[1], cells[3], values.shape[0])
+    across = _interpolation(width, cells[0], cells[2], values.shape[1])
+    seen = _within(height, window[1], window[3])[:, None] & _within(width, window[0], window[2])
     return np.where(seen, down @ values @ across.T, 0.0), seen
 
 
-def peak(heat: ArrayLike, window: Window) -> tuple[float, float]:
-    """(x, y) in photo pixels of the centre of the strongest patch (the first in row-major order among equals)."""
+def peak(heat: ArrayLike, cells: Window) -> tuple[float, float]:
+    """(x, y) in photo pixels of the centre of the strongest patch (the first in row-major order among equals).
+
+    cells: the rectangle that the patches share out evenly, in photo pixels.
+    """
     values = np.asarray(heat)
     row, column = np.unravel_index(values.argmax(), values.shape)
-    x0, y0, x1, y1 = window
+    x0, y0, x1, y1 = cells
     return (
         float(x0 + (column + 0.5) * (x1 - x0) / values.shape[1]),
         float(y0 + (row + 0.5) * (y1 - y0) / values.shape[0]),
@@ -91,18 +103,18 @@ def _place(x: float, y: float, width: int, height: int) -> str:
     return f"at x {x:.0f}, y {y:.0f} of {width} x {height} pixels ({vertical} {horizontal})"
 
 
-def describe(words: Sequence[str], maps: Sequence[ArrayLike], window: Window, width: int, height: int) -> list[str]:
+def describe(words: Sequence[str], maps: Sequence[ArrayLike], cells: Window, width: int, height: int) -> list[str]:
     """One line of text for each word's map of attention weights, for screen readers and logs.
 
-    width, height: size of the photo in pixels, which `window` refers to.
+    width, height: size of the photo in pixels, which `cells` (see `peak`) refers to.
     """
     return [
-        describe_lift(word, lift(heat), window, width, height, unit="uniform attention")
+        describe_lift(word, lift(heat), cells, width, height, unit="uniform attention")
         for word, heat in zip(words, maps, strict=True)
     ]
 
 
-def describe_lift(word: str, values: NDArray[np.float64], window: Window, width: int, height: int, *, unit: str) -> str:
+def describe_lift(word: str, values: NDArray[np.float64], cells: Window, width: int, height: int, *, unit: str) -> str:
     """The line of one map (rows, columns) in multiples of a unit, such as "uniform attention"."""
     if not values.max() > 0:
         return f"{word}: empty map, 0 everywhere"
@@ -110,6 +122,6 @@ def describe_lift(word: str, values: NDArray[np.float64], window: Window, width:
         return f"{word}: flat map, no place stands out (peak {values.max():.2f} times {unit})"
     row, column = np.unravel_index(values.argmax(), values.shape)
     return (
-        f"{word}: peak {values.max():.1f} times {unit} {_place(*peak(values, window), width, height)}, "
+        f"{word}: peak {values.max():.1f} times {unit} {_place(*peak(values, cells), width, height)}, "
         f"patch row {row + 1} of {values.shape[0]}, column {column + 1} of {values.shape[1]}"
     )

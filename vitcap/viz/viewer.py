@@ -13,6 +13,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -34,7 +35,8 @@ PHOTO_SIDE = 1024
 """Longest side in pixels of the photos in the file."""
 
 _SCRIPTS = ("viewer_maps.js", "viewer_elements.js", "viewer_pane.js", "viewer.js")
-_PHOTO_BYTES = 480_000  # of a JPEG; with the maps and base64 it stays well under 1 MB a photo
+_ENTRY_BYTES = 960_000  # that one photo takes in the file, with its maps, in base64: under 1 MB with a page around it
+_PHOTO_BYTES = 100_000, 480_000  # of its JPEG: what maps leave it at least, and as much as it ever needs
 _THUMB = 208
 
 
@@ -111,16 +113,39 @@ def _photo(
         raise ValueError(f"{first.source}: records side by side are all of a photo, or all of a sentence")
     name = first.source or "photo"
     entry: dict[str, Any] = {"name": name, "image": "", "thumb": "", "boxes": None}
+    if boxes is not None:
+        entry["boxes"] = [[label, [float(edge) for edge in box]] for label, box in boxes]
+    headings = [names[index] if index < len(names) else name for index in range(len(pair))]
+    room = (_ENTRY_BYTES - 2 * _PHOTO_BYTES[0]) * 3 // 4 // len(pair)
+    records = [_record(_fitting(record, room), heading, about) for record, heading in zip(pair, headings, strict=True)]
+    entry["records"] = records
     if first.grid is not None:
         if first.photo is None:
             raise ValueError(f"{name}: the record holds no photo to draw maps over")
         image = Image.fromarray(first.photo)
-        entry |= {"image": _jpeg(image, PHOTO_SIDE), "thumb": _jpeg(image, _THUMB, quality=70)}
-    if boxes is not None:
-        entry["boxes"] = [[label, [float(edge) for edge in box]] for label, box in boxes]
-    headings = [names[index] if index < len(names) else name for index in range(len(pair))]
-    records = [_record(record, heading, about) for record, heading in zip(pair, headings, strict=True)]
-    return entry | {"records": records}
+        entry["thumb"] = _jpeg(image, _THUMB, most=_PHOTO_BYTES[0], quality=70)
+        left = (_ENTRY_BYTES - len(_json(entry).encode("utf-8", "replace"))) * 3 // 4
+        entry["image"] = _jpeg(image, PHOTO_SIDE, most=min(max(left, _PHOTO_BYTES[0]), _PHOTO_BYTES[1]))
+    return entry
+
+
+def _fitting(record: AttentionRecord, room: int) -> AttentionRecord:
+    """The record in at most `room` bytes of maps, if averaging heads, and then layers, can do it. The method that is
+    shown comes last, and keeps the heads or layers of its view; the facts say what is a mean."""
+    maps, shown, told = dict(record.maps), record.shown, []
+    sizes = {name: len(record.words) * values[0].size for name, values in maps.items()}
+    for axis, kind in ((2, "heads"), (1, "layers")):
+        for name in sorted(sizes, key=lambda name: (name == shown.method, -sizes[name])):
+            if sum(sizes.values()) <= room or (count := maps[name].shape[axis]) == 1:
+                continue
+            chosen = (getattr(shown, kind) if name == shown.method else None) or range(count)
+            maps[name] = maps[name].take([index % count for index in chosen], axis).mean(axis, keepdims=True)
+            sizes[name] //= count
+            told.append(f"{name}: mean of {len(chosen)} of {count} {kind}")
+            if name == shown.method:
+                shown = replace(shown, **{kind: None})  # type: ignore[arg-type]
+    facts = {**record.facts, "to save space": "; ".join(told)} if told else record.facts
+    return replace(record, maps=maps, shown=shown, facts=facts)
 
 
 def _record(record: AttentionRecord, heading: str, about: Mapping[str, str]) -> dict[str, Any]:
@@ -189,14 +214,14 @@ def _lines(record: AttentionRecord) -> list[str]:
     return [record.source, *describe_alignment(words, record.places, [word.text for word in record.words])]
 
 
-def _jpeg(image: Image.Image, side: int, *, quality: int = 86) -> str:
-    """A data URL of the picture, at most `side` pixels long; coarser where it would take too many bytes."""
+def _jpeg(image: Image.Image, side: int, *, most: int, quality: int = 86) -> str:
+    """A data URL of the picture, at most `side` pixels long; coarser where it would take more than `most` bytes."""
     small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     while True:
         buffer = io.BytesIO()
         small.save(buffer, "JPEG", quality=quality, optimize=True)
-        if len(buffer.getvalue()) <= _PHOTO_BYTES:
+        if len(buffer.getvalue()) <= most:
             return f"data:image/jpeg;base64,{_base64(buffer.getvalue())}"
         if quality > 60:
             quality -= 10

@@ -105,12 +105,34 @@ def test_removal_takes_exactly_the_patches():
         Removal(image, (2, 3), substrate="black", generator=np.random.default_rng(0))
 
 
+def test_removal_takes_patches_where_the_model_reads_them():
+    """A convolution's cells may lie beside the input's own grid: here 7.5 and 8 pixels."""
+    image = torch.randn(3, 32, 48, generator=torch.Generator().manual_seed(0))
+    kept = np.ones((2, 6), dtype=bool)
+    kept[0, 1] = kept[1, 5] = False
+    removal = Removal(image, (2, 3), box=(7.5, 8.0, 55.5, 40.0), generator=np.random.default_rng(0))
+    cells = torch.ones(2, 32, 48, dtype=torch.bool)
+    cells[0, :24, 23:39] = cells[1, 24:, 39:] = False  # the outermost end with the input
+    plain, road = removal.on_substrate(kept), removal.imputed(kept)
+    for k in range(2):
+        assert torch.equal(plain[k][:, cells[k]], image[:, cells[k]])
+        assert torch.equal(road[k][:, cells[k]], image[:, cells[k]])
+        assert not plain[k][:, ~cells[k]].any()
+        assert (road[k] != image)[:, ~cells[k]].all()
+    hidden = image.clone()
+    hidden[:, ~cells[0]] = 9  # what is removed plays no part in what takes its place
+    again = Removal(hidden, (2, 3), box=(7.5, 8.0, 55.5, 40.0), generator=np.random.default_rng(0)).imputed(kept)
+    assert torch.equal(again[0], road[0])
+
+
 def test_imputation_of_a_smooth_picture_is_the_picture():
     """A plane is the weighted mean of its neighbours everywhere, so a hole inside is filled with the plane itself."""
     y, x = torch.meshgrid(torch.linspace(-1, 1, 40), torch.linspace(-1, 1, 60), indexing="ij")
     image = torch.stack([x, y, x + y])
     kept = np.ones((1, 20), dtype=bool)
     kept[0, [6, 7, 12]] = False  # inside the grid of 4 x 5
+    beside = Removal(image, (4, 5), box=(5.0, 4.0, 65.0, 44.0), noise=0, generator=np.random.default_rng(0))
+    assert (beside.imputed(kept)[0] - image).abs().max() < 0.1  # patches of two sizes: the system is of equal ones
     road = Removal(image, (4, 5), noise=0, generator=np.random.default_rng(0)).imputed(kept)[0]
     assert (road - image).abs().max() < 0.02
     noisy = Removal(image, (4, 5), noise=0.1, generator=np.random.default_rng(0)).imputed(kept)[0]
@@ -260,6 +282,14 @@ def test_the_view_of_the_model_file_is_measured_too(captioner):
     views = choose_views(door, ["rollout"])
     assert list(views) == ["rollout", "attention layer 1"]
     assert shown_view(door, views) == "attention layer 1"
+    for plain, message in (
+        ({"method": "attention", "layers": [7]}, "file's view shows layers 7 of attention, which has 2; to do without"),
+        ({"method": "magic"}, "file's view shows method 'magic': there is no such method; to do without"),
+    ):
+        door.description["view"] = plain
+        image = torch.zeros(3, *PREPROCESS.size, dtype=torch.uint8)
+        with pytest.raises(ValueError, match=message):
+            Subject(door).maps(image, Target((5,), (Word("a", 0, 1, 0.0),)), choose_views(door, ["rollout"]))
 
 
 def test_random_weights_are_seeded_and_change_nothing_else(captioner, classifier):
@@ -374,7 +404,9 @@ def test_a_classifier_on_a_folder(classifier, folders, tmp_path):
         ({"steps": 1}, "steps=1"),
         ({"noise": -1}, "noise=-1"),
         ({"methods": ["lrp"]}, "method 'lrp': there is no such method; this model has attention, "),
-        ({"limit": 1}, "1 pictures can be read; 2 or more"),
+        ({"limit": 1}, "limit=1: a whole number of at least 2"),
+        ({"methods": []}, r"methods=\[\]: one or more of attention"),
+        ({"methods": [1]}, r"methods=\[1\]: one or more of attention"),
         ({"substrate": "black"}, "substrate=black"),
     ],
 )

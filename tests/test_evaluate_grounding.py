@@ -14,6 +14,7 @@ from PIL import Image
 from test_evaluate import fails
 
 from vitcap import run
+from vitcap.captioner import Captioner
 from vitcap.command import evaluate
 from vitcap.data.instances import Annotated, CocoInstances, Instance, SceneInstances, open_instances
 from vitcap.data.records import CaptionRecord
@@ -21,8 +22,10 @@ from vitcap.data.shapes import ShapesSource, export_coco
 from vitcap.evaluation import grounding as module
 from vitcap.evaluation.grounding_report import make_report
 from vitcap.evaluation.grounding_table import picture, table
+from vitcap.evaluation.grounding_tally import FULL
 from vitcap.evaluation.grounding_work import OTHER, RANDOM, Work
 from vitcap.evaluation.objects import ObjectReader
+from vitcap.metrics.bootstrap import resamples
 from vitcap.record import AttentionRecord, View, Word
 from vitcap.viz.bars import bars_and_tables
 from vitcap.viz.style import colours
@@ -150,12 +153,111 @@ def test_figures_of_words_worked_out_by_hand():
     assert functions["lift"]["value"] == pytest.approx(1)
 
 
+def test_peaks_count_where_the_cells_are():
+    peaks = {1: (1, 1)}  # of "circle": at (12, 12), in the box of 16 x 16, and moved by a cell at (20, 12), beside it
+    results = []
+    for cells in (None, (8.0, 0.0, 72.0, 64.0)):
+        made = Work(SCENES, {"attention": View("attention", None, (0,))}, masks=False)
+        found = record("red circle", peaks, cells=cells)
+        made.add(caption_record(0, "a circle"), SCENE, found, record("red circle", {}))
+        (_, _, figures), *_ = made.tally.words["nouns", "attention"]
+        results.append(dict(zip(FULL, figures, strict=True)))
+    for name, values in {"pointing": [1, 0], "correctness": [1, 0], "iou": [0.25, 0]}.items():
+        assert [result[name] for result in results] == values, name
+    assert results[0]["rank_accuracy"] - results[1]["rank_accuracy"] == pytest.approx(64 / 256)
+    assert results[0]["area"] == results[1]["area"] == 256 / 4096
+
+
 def test_another_picture_lends_its_maps_in_turn():
     made, _ = work(*GIVEN)
     rows = made.tally.words["nouns", OTHER + "attention head 0"]
     figures = {(picture, category): values[0] for picture, category, values in rows}
     # The second picture is judged by the first one's noun, a circle at (1, 1); the first by the second one's first.
     assert figures == {(1, "circle"): 0, (1, "star"): 0, (0, "circle"): 1}
+
+
+def test_other_groups_borrow_the_maps_of_their_own_words():
+    # Cells up to (1, 1) are on the red circle, (6, 0) and (7, 1) on the star, (3, 3) on nothing.
+    made, report = work(
+        ("a small red circle", {0: (0, 0), 1: (3, 3), 2: (7, 1), 3: (1, 1)}, ()),
+        ("a cross", {1: (3, 3)}, ()),
+        ("a blue circle and a red star", {0: (3, 3), 1: (6, 0), 2: (1, 1), 4: (0, 1), 5: (1, 0)}, ()),
+    )
+
+    def lent(group):
+        rows = made.tally.words[group, OTHER + "attention head 0"]
+        return sorted((picture, word, figures[0]) for picture, word, figures in rows)
+
+    # The first of a group by the first that was in the last picture with such words, and so on: "blue" by "small".
+    assert lent("attributes") == [(0, "red", 1), (0, "small", 0), (2, "blue", 0), (2, "red", 1)]
+    assert lent("any object") == [(0, "circle", 1), (2, "circle", 1), (2, "star", 1)]
+    even = (256 + 576 + 256) / 4096  # the map of the "a" of "a cross"
+    assert lent("function words") == [(0, "a", 0), (1, "a", 1), (2, "a", even), (2, "a", even), (2, "and", even)]
+    for group in ("nouns", "any object", "attributes", "function words"):
+        borrowed, own = (made.tally.words[group, row] for row in (OTHER + "attention head 0", "attention head 0"))
+        assert sorted((p, w, f[1]) for p, w, f in borrowed) == sorted((p, w, f[1]) for p, w, f in own), "same objects"
+        assert OTHER + "attention" in report["words"][group]
+
+
+def test_intervals_of_categories_boxes_and_mentions_are_those_of_drawn_pictures():
+    given = [GIVEN[i % 3] for i in range(30)]
+    made, report = work(*given)
+    drawn, shown = resamples(30, seed=0), "attention head 0"
+
+    def drawn_means(words, values):
+        """The mean over the words of the drawn pictures, of each draw."""
+        pictures = [picture for picture, _, _ in words]
+        return np.array([np.mean(np.repeat(values, weights[pictures])) for weights in drawn])
+
+    def is_interval(figure, values):
+        assert (figure["low"], figure["high"]) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+
+    for row in (shown, "uniform", "centre", OTHER + shown, RANDOM + shown):
+        words = made.tally.words["nouns", row]
+        circles, stars = ([one for one in words if one[1] == name] for name in ("circle", "star"))
+        figures = {name: np.array([f[k] for _, _, f in circles]) for k, name in enumerate(FULL)}
+        found = report["categories"]["circle"]["maps"][row]
+        for name in ("correctness", "pointing", "iou", "box_hit"):
+            is_interval(found[name], drawn_means(circles, figures[name]))
+        means = [drawn_means(circles, figures[name]) for name in ("correctness", "area")]
+        is_interval(found["lift"], means[0] / means[1])
+        hits, hits_of_circles, hits_of_stars = (
+            drawn_means(own, [f[FULL.index("iou")] > 0.5 for _, _, f in own]) for own in (words, circles, stars)
+        )
+        is_interval(report["box_accuracy"][row]["by_word"], hits)
+        is_interval(report["box_accuracy"][row]["by_class"], (hits_of_circles + hits_of_stars) / 2)
+        told = report["hallucination"][row]
+        is_interval(
+            told["grounded_given_present"], drawn_means(words, [f[FULL.index("pointing")] for _, _, f in words])
+        )
+        # Pictures 2, 5, ... mention what is not there once, and twice anything; so do 1, 4, ...; the others once.
+        third = drawn[:, 2::3].sum(1)
+        is_interval(told["CHAIR_s"], third / 30)
+        is_interval(told["CHAIR_i"], third / (drawn[:, 0::3].sum(1) + 2 * drawn[:, 1::3].sum(1) + 2 * third))
+    even = report["categories"]["circle"]["maps"]["uniform"]["lift"]
+    assert list(even.values()) == pytest.approx([1, 1, 1]), "a constant"
+    star, cross = (report["categories"][name] for name in ("star", "cross"))
+    assert (star["pictures"], star["maps"][shown]["pointing"]) == (10, {"value": 1, "low": 1, "high": 1})
+    assert cross["CHAIR_i"] == {"value": 1, "low": 1, "high": 1}
+    fewer = work(*given[:27])[1]["categories"]["star"]
+    assert (fewer["pictures"], fewer["maps"][shown]["pointing"]) == (9, {"value": 1, "low": None, "high": None})
+
+
+def test_the_table_has_categories_and_mentions_beside_their_controls():
+    _, report = work(*[GIVEN[i % 3] for i in range(30)])
+    blocks = [block.splitlines() for block in table(report).split("\n\n")]
+    (lines,) = (block for block in blocks if block[0].startswith("categories under attention head 0"))
+    assert "at least 10 pictures" in lines[1]
+    assert max(map(len, lines)) <= 120
+    lift = report["categories"]["circle"]["maps"]["attention head 0"]["lift"]
+    own = f"{lift['value']:.2f} [{lift['low']:.2f}, {lift['high']:.2f}]"
+    (circle,) = (line for line in lines if line.startswith("  circle"))
+    pointing, boxes = ["50.0", "10.2", "50.0"], ["12.5", "10.2", "10.2"]  # own, uniform, random weights
+    assert circle.split() == ["circle", "20", "0", *own.split(), "1.00", "[1.00,", "1.00]", *pointing, *boxes]
+    (lines,) = (block for block in blocks if block[0].startswith("objects that captions mention: 50; absent 10"))
+    assert "CHAIR_i 20.0 [" in lines[0]
+    (uniform,) = (line for line in lines if line.startswith("  uniform"))
+    assert uniform.split()[1:4] == ["2.7", "27.3", "8.9"]  # 10 x (256 + 576 + 256) / 4096 of 30
 
 
 def test_a_single_picture_has_no_other():
@@ -175,19 +277,30 @@ def test_layers_and_heads_hallucination_and_categories():
     assert (best["method"], best["head"]) == ("attention", 0)
     told = report["hallucination"]["attention head 0"]
     assert [told[state] for state in ("grounded", "ungrounded", "absent", "told")] == [2, 1, 1, 1]
-    assert told["CHAIR_i"] == pytest.approx(0.2)
-    assert told["CHAIR_s"] == pytest.approx(1 / 3)
+    rows = report["hallucination"]  # beside its controls; evenly spread maps of random weights peak in the first patch
+    maps = {p + v for p in ("", RANDOM, OTHER) for v in ("attention", "attention head 0")}
+    assert set(rows) == {"uniform", "centre"} | maps
+    assert rows["uniform"]["grounded"] == pytest.approx((256 + 576 + 256) / 4096), "the chance that equal peaks hit"
+    assert (rows[RANDOM + "attention"]["grounded"], rows[OTHER + "attention head 0"]["grounded"]) == (1, 1)
+    assert told["CHAIR_i"]["value"] == pytest.approx(0.2)
+    assert told["CHAIR_s"]["value"] == pytest.approx(1 / 3)
     circle = report["categories"]["circle"]
-    assert (circle["words"], circle["pointing"], circle["CHAIR_i"]) == (2, 0.5, 0)
-    assert report["categories"]["cross"] == {"words": 0} | {
+    assert (circle["words"], circle["pictures"], circle["CHAIR_i"]["value"]) == (2, 2, 0)
+    own, blank, even = (circle["maps"][p] for p in ("attention head 0", RANDOM + "attention head 0", "uniform"))
+    assert (own["pointing"]["value"], own["grounded"], own["ungrounded"]) == (0.5, 1, 1)
+    assert own["lift"]["value"] == pytest.approx(1 / (256 + 576) * 4096)
+    assert blank["lift"]["value"] == even["lift"]["value"] == pytest.approx(1)
+    assert even["pointing"]["value"] == pytest.approx((256 + 576) / 2 / 4096)
+    assert own["lift"]["low"] is own["lift"]["high"] is None, "two pictures are too few"
+    none = {"low": None, "high": None}
+    assert report["categories"]["cross"] == {
+        "words": 0,
+        "pictures": 0,
         "mentions": 1,
-        "grounded": 0,
-        "ungrounded": 0,
         "absent": 1,
         "told": 0,
-        "grounded_given_present": None,
-        "present_and_grounded": 0,
-        "CHAIR_i": 1,
+        "maps": {},
+        "CHAIR_i": {"value": 1} | none,
     }
     json.dumps(report, allow_nan=False)
     text = table(report)
@@ -244,6 +357,34 @@ def test_the_verdict_fails_where_training_changed_nothing():
     assert not report["verdict"]["ok"]
     assert "NO BETTER" in report["verdict"]["text"]
     assert report["verdict"]["text"] in table(report)
+
+
+def test_the_view_that_is_chosen_is_the_best_layer_and_head_unless_training_changed_nothing(monkeypatch, tmp_path):
+    def chosen(*given):
+        def evaluated(door, data, split, **options):
+            if not given:
+                raise ValueError("no caption names an object")
+            assert (split, options["methods"], options["limit"]) == ("val", ("attention",), 200)
+            return "", work(*given)[1]
+
+        monkeypatch.setattr(module, "evaluate_grounding", evaluated)
+        return module.choose_view(None, None, "val", out=tmp_path, search=None)
+
+    assert chosen(*[GIVEN[0]] * 12) == View("attention", (0,), (0,))  # head 1 looks evenly
+    assert chosen(*[(caption, {}, told) for caption, _, told in [GIVEN[0]] * 12]) is None
+    assert chosen() is None
+
+
+def test_training_keeps_the_view_in_the_model_file(monkeypatch, tmp_path):
+    def choose(door, data, split, **options):
+        assert (split, options["out"]) == ("val", tmp_path / "run")
+        return View("attention", (-1,), (1,))
+
+    monkeypatch.setattr(run, "choose_view", choose)
+    short = [*TINY, "trainer.max_steps=1", "trainer.accelerator=cpu", f"out={tmp_path / 'run'}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        run.train(compose("config", overrides=short))
+    assert Captioner.load(tmp_path / "run").view == View("attention", (-1,), (1,))
 
 
 # where objects are
@@ -306,6 +447,15 @@ def test_wrong_instance_files_are_named(tmp_path):
             | {"categories": [category]},
             "annotation 0 lacks",
         ),
+        *(
+            (
+                {"images": [image], "annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 1, number]}]}
+                | {"categories": [category]},
+                "annotation 0 lacks",
+            )
+            for number in (float("nan"), float("inf"))
+        ),
+        ({"images": [image | {"width": float("inf")}], "annotations": [], "categories": []}, "an image without id"),
     ):
         bad.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=message) as error:
@@ -377,6 +527,7 @@ def test_a_map_that_training_did_not_change_ends_in_one_line_and_status_1(
     ("given", "message"),
     [
         (["limit=3"], "limit=3 goes with ground=true or faithful=true"),
+        (["ground=maybe"], "ground=maybe: true or false is wanted"),
         (["faithful=true", "instances=i.json"], "instances=i.json goes with ground=true"),
         (["ground=true", "meteor=true"], "meteor= scores captions, and ground=true asks about maps"),
         (["ground=true", "protocol=both"], "protocol=both: choose generated or given"),
@@ -401,3 +552,14 @@ def test_bars_and_cells_share_one_scale():
     for bad in (-1.0, np.nan):
         with pytest.raises(ValueError, match="finite values of 0 or more"):
             bars_and_tables("t", {"a": (bad, None, None)}, {})
+
+
+def test_pictures_that_cannot_be_read_are_the_reason_that_is_told(trained, tmp_path):
+    record = CaptionRecord(3, tmp_path / "none.png", ("a circle",))
+    source = SimpleNamespace(name="shapes", annotations={})
+    data = SimpleNamespace(source=source, records=lambda split: [record], on_bad="skip", bad={"val": {}})
+    known = {"images": [{"id": 3, "width": 4, "height": 4}], "categories": [], "annotations": []}
+    (tmp_path / "i.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError, match="split val: none of 1 pictures can be read"):
+        module.evaluate_grounding(Captioner.load(trained), data, "val", out=tmp_path, instances=tmp_path / "i.json")
+    assert "does not exist" in data.bad["val"][3]

@@ -194,12 +194,3 @@ def test_arcc_is_a_harmonic_mean():
     assert f.arcc(0.8, 0.3, 0.2) == pytest.approx(0.579310, abs=1e-6)
     assert f.arcc(1, 0, 0.7) == 1  # cut to 1
     assert f.arcc(0.8, 0.3, -0.1) == 0
-
-
-def test_bootstrap_interval_of_a_mean():
-    values = np.random.default_rng(0).normal(2, 1, 400)
-    low, high = f.bootstrap(values, seed=0)
-    half = 1.96 * values.std() / 20  # the normal interval
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
-    assert f.bootstrap(values, seed=0) == (low, high) != f.bootstrap(values, seed=1)
-    assert f.bootstrap([3.0, 3.0], seed=0) == (3, 3)

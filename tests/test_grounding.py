@@ -12,6 +12,7 @@ from vitcap.metrics.grounding import (
     area,
     correctness,
     hallucination,
+    hallucination_parts,
     hits,
     localisation,
     map_box,
@@ -22,7 +23,7 @@ from vitcap.metrics.grounding import (
     sights,
     spread,
 )
-from vitcap.metrics.grounding_f1 import GroundedF1, Sentence, class_accuracy, interval, ratio, resamples
+from vitcap.metrics.grounding_f1 import GroundedF1, Sentence
 from vitcap.metrics.regions import EMPTY, Region, box_iou, clip_box, coverage, seen, union
 from vitcap.record import word_map
 from vitcap.viz.heatmap import to_photo
@@ -193,6 +194,38 @@ def test_coverage_and_distance_are_those_of_all_pixels(seed):
     assert (region.scale(2, 3).raster(62, 69) == np.kron(mask, np.ones((3, 2)))).all()
 
 
+@pytest.mark.parametrize("cells", [(1.0, 2.0, 25.0, 20.0), (6.0, 5.0, 30.0, 23.0), (-3.0, 8.0, 33.0, 17.0)])
+def test_cells_that_are_not_the_window_are_measured_where_they_are(cells):
+    """Against all pixels: each belongs to the cell that it lies in, or to the nearest."""
+    rng = np.random.default_rng(0)
+    window, size, grid = (3.0, 2.0, 27.0, 20.0), (31, 23), (3, 4)
+    heat, mask = rng.random(grid), rng.random((23, 31)) < 0.2
+    region, (x0, y0, x1, y1) = Region.of_mask(mask), cells
+    wide, high = (x1 - x0) / 4, (y1 - y0) / 3
+    column = np.clip(np.floor((np.arange(31) + 0.5 - x0) / wide), 0, 3).astype(int)
+    row = np.clip(np.floor((np.arange(23) + 0.5 - y0) / high), 0, 2).astype(int)
+    there = np.zeros_like(mask)
+    there[2:20, 3:27] = True
+    values = np.where(there, heat[row][:, column], np.nan)
+    np.testing.assert_array_equal(spread(heat, window, size, cells=cells), values)
+    cover, sight = sights(region, window, grid, size, cells=cells)
+    assert correctness(heat, cover, sight) == pytest.approx(np.nansum(values * mask) / np.nansum(values))
+    assert area(cover, sight) == pytest.approx(mask[there].mean())
+    expected = np.zeros(grid)
+    np.add.at(expected, np.ix_(row, column), mask & there)
+    np.testing.assert_allclose(cover, expected / (wide * high), atol=1e-12)
+    inside = np.divide(cover, sight, out=np.zeros(grid), where=sight > 0)
+    of_cells = segmentation(np.where(sight > 0, heat, np.nan), inside, sight)
+    assert of_cells["accuracy"] == pytest.approx(segmentation(values[there], mask[there])["accuracy"])
+
+    assert hits(Region.of_boxes([(x0 + wide, y0, x0 + 2 * wide, y0 + high)]), cells, grid).tolist()[0] == [0, 1, 0, 0]
+    corner = np.zeros(grid)
+    corner[0, 0] = 1
+    assert map_box(corner, window, cells=cells) == (min(x0, 3), min(y0, 2), x0 + wide, y0 + high)
+    corner = np.flip(corner)
+    assert map_box(corner, window, cells=cells) == (x1 - wide, y1 - high, max(x1, 27), max(y1, 20))
+
+
 def test_nothing_is_an_empty_region():
     for region in (Region.of_boxes([]), Region.of_mask(np.zeros((3, 3))), Region.of_boxes([BOX]).clip((40, 0, 48, 9))):
         assert region is EMPTY
@@ -232,6 +265,23 @@ def test_hallucination_against_grounding():
         hallucination([["wrong"]])
 
 
+def test_chances_stand_for_objects_whose_peak_may_be_anywhere():
+    found = hallucination([[0.25, "absent"], [0.5, "grounded"], ["told"]])
+    assert (found["grounded"], found["ungrounded"], found["absent"], found["told"]) == (1.75, 1.25, 1, 1)
+    assert found["grounded_given_present"] == pytest.approx(1.75 / 3)
+    assert hallucination([[1.0, 0.0, 1.0]]) == hallucination([["grounded", "ungrounded", "grounded"]])
+    with pytest.raises(ValueError, match=r"states 1\.5: a chance"):
+        hallucination([[1.5]])
+
+
+def test_shares_of_drawn_captions_are_those_of_their_repetition():
+    captions = [["grounded", 0.25], ["ungrounded", "absent", "absent"], ["told"], [], ["absent"]]
+    weights = np.array([3, 1, 0, 2, 1])
+    again = hallucination([caption for caption, n in zip(captions, weights, strict=True) for _ in range(n)])
+    for name, (top, bottom) in hallucination_parts(captions).items():
+        assert weights @ top / (weights @ bottom) == pytest.approx(again[name]), name
+
+
 TOLD = [
     Sentence([("dog", 0.7), ("cat", None)], ["dog", "ball"], ["grass"]),
     Sentence([("man", 0.4), ("hat", 0.6), ("dog", None)], ["man", "hat"]),
@@ -266,30 +316,6 @@ def test_weights_of_f1_are_repeated_sentences():
     weighted = GroundedF1(TOLD).scores([2, 0, 1])
     again = GroundedF1([TOLD[0], TOLD[0], TOLD[2]], classes=["ball", "dog", "hat", "man"]).scores()
     assert weighted == pytest.approx(again)
-
-
-def test_accuracy_of_given_words_by_class_and_by_word():
-    found = class_accuracy({"dog": [1, 1], "ball": [0], "man": [0], "hat": [1], "cat": []})
-    assert found == {"by_class": 0.5, "by_word": pytest.approx(0.6)}
-    with pytest.raises(ValueError, match="no word"):
-        class_accuracy({"dog": []})
-
-
-def test_intervals_resample_pictures_and_are_seeded():
-    rng = np.random.default_rng(0)
-    words = rng.integers(1, 4, 300)
-    sums = rng.normal(2.0, 1.0, 300) * words
-    drawn = resamples(300, seed=5, rounds=2000)
-    assert (drawn.sum(1) == 300).all()
-    assert (drawn == resamples(300, seed=5, rounds=2000)).all()
-    value, (low, high) = ratio(sums, words, drawn)
-    assert value == pytest.approx(sums.sum() / words.sum())
-    # The delta method's standard error of a ratio.
-    error = np.sqrt(((sums - value * words) ** 2).sum()) / words.sum()
-    assert (high - low) / (2 * 1.96) == pytest.approx(error, rel=0.08)
-    assert low < value < high
-    assert interval([np.nan]) is None
-    assert interval([1.0, np.nan, 1.0]) == (1.0, 1.0)
 
 
 def test_pieces_of_a_word_are_merged():

@@ -72,13 +72,13 @@ def evaluate_faithfulness(
     noise: of ROAD, standard deviation in the normalised input. probability: of the class; False: its logit.
     batch_size: pictures at a time, None for what is fast: on a CPU fewer of large ones, which its caches hold.
 
-    Patches are cells of the model's grid, in its input. Figures are means over the words of a picture, then over
-    pictures; intervals are 95 % bootstrap intervals over pictures. Raises ValueError for options out of range, a model
-    without maps, or a split of which no picture can be read.
+    Patches are the cells of the model's grid, in its input, each around what it reads. Figures are means over the words
+    of a picture, then over pictures; intervals are 95 % bootstrap intervals over pictures. Raises ValueError for
+    options out of range, a model without maps, or a split of which no picture can be read.
     """
-    for name, value in (("limit", limit), ("words", words), ("batch_size", batch_size)):
-        if value is not None:
-            require_number(name, value, 1, whole=True)
+    for name, value, least in (("limit", limit, 2), ("words", words, 1), ("batch_size", batch_size, 1)):
+        if value is not None:  # the maps of another picture are a control, so one picture is not enough
+            require_number(name, value, least, whole=True)
     require_number("steps", steps, 2, whole=True)
     require_number("noise", noise, 0)
     out.mkdir(parents=True, exist_ok=True)  # now, and not after an hour
@@ -105,7 +105,8 @@ def evaluate_faithfulness(
             with torch.inference_mode():
                 normal = door.model.normalise(image[None].to(door.device))[0]
             size = batch_size or (256 if normal.is_cuda else max(4, min(64, 16 * 224**2 // normal[0].numel())))
-            removal = Removal(normal, door.grid, substrate=substrate, noise=noise, generator=generator)
+            options: dict[str, Any] = {"box": door.grid_box, "substrate": substrate, "noise": noise}
+            removal = Removal(normal, door.grid, generator=generator, **options)
             each[str(id_)], level = measure(subject, target, removal, rows, steps, generator, size)
             levels.append(level)
         if progress is not None:

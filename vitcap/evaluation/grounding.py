@@ -19,6 +19,7 @@ from vitcap.evaluation.report import describe_search, write_json
 from vitcap.evaluation.subjects import choose_views, shown_view
 from vitcap.explain import explain, explain_all
 from vitcap.explain.methods import unavailable
+from vitcap.files import whole
 from vitcap.record import AttentionRecord, View
 from vitcap.types import require_number
 from vitcap.writer import Caption, Search
@@ -74,7 +75,7 @@ def evaluate_grounding(
     records = data.records(split)[:limit]
     search = door.search if search is None else search
     work, control = Work(truth, views, masks=regions == "masks"), random_weights(door, seed)
-    done = 0
+    done = bad = 0
     options = {"methods": chosen, "search": search, "seed": seed, "photo_side": 32}
     for start in range(0, len(records), _PART):
         for record, found in _explained(door, records[start : start + _PART], data, split, protocol, options):
@@ -86,13 +87,17 @@ def evaluate_grounding(
                 blank = explain(control, _source(record), caption=given, methods=chosen, photo_side=32)
                 work.add(record, annotated, found, blank)
         done = min(start + _PART, len(records))
+        bad = sum(record.image_id in data.bad[split] for record in records[:done])
         if progress is not None:
             progress(done, len(records))
     work.finish()
     if not work.nouns:
-        told = ", ".join(f"{count} {what}" for what, count in work.counts.items() if count)
+        counts, read = dict(work.counts) | {"unreadable pictures": bad}, done - bad
+        told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        if not read:
+            raise ValueError(f"data={data.source.name}, split {split}: none of {done} pictures can be read")
         raise ValueError(
-            f"data={data.source.name}, split {split}: none of {done} captions names an object of its picture "
+            f"data={data.source.name}, split {split}: none of {read} captions names an object of its picture "
             f"({told or 'no object is named at all'}; objects: {truth.named})"
         )
     about = {
@@ -115,8 +120,10 @@ def evaluate_grounding(
     text = table(report)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "grounding.json", report)
-    (out / "grounding.txt").write_text(text.strip("\n") + "\n", encoding="utf-8")
-    picture(report).save(out / "grounding.png")
+    with whole(out / "grounding.txt") as part:
+        part.write_text(text.strip("\n") + "\n", encoding="utf-8")
+    with whole(out / "grounding.png") as part:
+        picture(report).save(part, "PNG")
     return text, report
 
 
@@ -127,11 +134,14 @@ def choose_view(
     by lift over the first `limit` pictures of a split. What it was chosen by is written to `out`; see
     `evaluate_grounding`.
 
-    None where nobody knows the objects of the pictures, no caption names one, or the model has no such attention.
+    None, the mean of all, where nobody knows the objects of the pictures, no caption names one, the model has no such
+    attention, or that of random weights looks at the objects as much: the best of many heads would be an accident.
     """
     options: dict[str, Any] = {"search": search, "seed": seed, "limit": limit}
     try:
         _, report = evaluate_grounding(door, data, split, methods=("attention",), out=out, **options)
+        if not report["verdict"]["ok"]:
+            raise ValueError(report["verdict"]["text"])
     except (ValueError, FileNotFoundError) as error:
         log.info("the view that overlays show stays the mean of all layers and heads: %s", error)
         return None

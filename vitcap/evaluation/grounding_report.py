@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +14,16 @@ from vitcap.checkpoint import plain_view
 from vitcap.evaluation.grounding_tally import BASIC, FULL, Tally
 from vitcap.evaluation.grounding_work import OTHER, RANDOM
 from vitcap.evaluation.objects import Mentioned
-from vitcap.metrics.grounding import hallucination, localisation
-from vitcap.metrics.grounding_f1 import GroundedF1, Sentence, class_accuracy, interval, ratio, resamples
+from vitcap.metrics.bootstrap import class_ratio, interval, ratio, resamples
+from vitcap.metrics.grounding import hallucination, hallucination_parts
+from vitcap.metrics.grounding_f1 import GroundedF1, Sentence
+from vitcap.metrics.regions import Floats
 from vitcap.record import View
 
 GROUPS = ("nouns", "any object", "attributes", "function words")
+ENOUGH = 10
+"""A category has intervals where at least so many pictures name it: what fewer vary by says little."""
+_OF_CATEGORIES = ("correctness", "area", "mean_lift", "pointing", "above_area", "iou", "box_hit")
 _AREA, _POINTING = FULL.index("area"), FULL.index("pointing")
 _IOU, _BOX = FULL.index("iou"), FULL.index("box_hit")
 
@@ -33,7 +38,8 @@ def make_report(
     facts: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of grounding.json: for every group of words and every row of maps each figure with its 95 % interval,
-    and lift by layer and head; F1, hallucination and categories of the nouns; the verdict on the shown view."""
+    and lift by layer and head; likewise F1, box accuracy and hallucination of the nouns; categories, under the shown
+    view and its controls; the verdict on the shown view."""
     samples = resamples(len(captions), seed=seed)
     groups = {
         group: {row: _figures(tally, group, row, samples) for of, row in tally.words if of == group} for group in GROUPS
@@ -53,25 +59,39 @@ def make_report(
         "best": _best(groups, layers_heads, views),
         "layers_heads": layers_heads,
         "f1": about_f1,
-        "box_accuracy": {row: _box_accuracy(tally, row) for row in rows},
-        "hallucination": {row: _hallucination(tally, row, captions) for row in views},
-        "categories": _categories(tally, shown, captions),
+        "box_accuracy": {row: _box_accuracy(tally, row, samples) for row in rows},
+        "hallucination": {
+            row: _hallucination([[s for _, s in one] for one in _states(tally, row, captions)], samples) for row in rows
+        },
+        "categories": _categories(tally, [row for row in (shown, *_controls(shown)) if row in rows], captions, samples),
         "facts": facts,
     }
 
 
 def _figures(tally: Tally, group: str, row: str, samples: NDArray[np.int64]) -> dict[str, Any]:
-    """Each figure's mean over words, and `lift`, mean correctness / mean area, with intervals over pictures."""
     pictures, _, figures = tally.table(group, row)
-    names, count = (FULL if group == "nouns" else BASIC), samples.shape[1]
-    result: dict[str, Any] = {"words": len(pictures)}
-    sums, counts = np.zeros((count, len(names))), np.zeros((count, len(names)))
-    np.add.at(sums, pictures, np.nan_to_num(figures))
-    np.add.at(counts, pictures, ~np.isnan(figures))
-    for k, name in enumerate(names):
-        result[name] = _with_interval(*ratio(sums[:, k], counts[:, k], samples))
-    result["lift"] = _with_interval(*ratio(sums[:, 0], sums[:, _AREA], samples))
-    return result
+    names = FULL if group == "nouns" else BASIC
+    return {"words": len(pictures), **_means(pictures, figures, names, samples)}
+
+
+def _means(
+    pictures: NDArray[np.int64], figures: Floats, names: Sequence[str], samples: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Each figure's mean over words, and `lift`, mean correctness / mean area, with intervals over pictures. pictures
+    (W,), figures (W, F) as of `Tally.table`; names: which of FULL."""
+    own, at = np.unique(pictures, return_inverse=True)
+    samples = samples[:, own]
+    sums, counts = np.zeros((len(own), figures.shape[1])), np.zeros((len(own), figures.shape[1]))
+    np.add.at(sums, at, np.nan_to_num(figures))
+    np.add.at(counts, at, ~np.isnan(figures))
+    columns = {name: FULL.index(name) for name in names}
+    result = {name: _with_interval(*ratio(sums[:, k], counts[:, k], samples)) for name, k in columns.items()}
+    return result | {"lift": _with_interval(*ratio(sums[:, 0], sums[:, _AREA], samples))}
+
+
+def _controls(shown: str) -> tuple[str, ...]:
+    """The rows that the shown view stands beside."""
+    return ("uniform", "centre", OTHER + shown, RANDOM + shown)
 
 
 def _verdict(tally: Tally, shown: str, samples: NDArray[np.int64]) -> dict[str, Any]:
@@ -79,7 +99,7 @@ def _verdict(tally: Tally, shown: str, samples: NDArray[np.int64]) -> dict[str, 
     resampled; ok where that over random weights is above 0."""
     pictures, _, own = tally.table("nouns", shown)
     gains: dict[str, Any] = {}
-    for control in ("uniform", "centre", OTHER + shown, RANDOM + shown):
+    for control in _controls(shown):
         where, _, other = tally.table("nouns", control)
         if len(where):
             sums = np.zeros((samples.shape[1], 3))
@@ -161,47 +181,71 @@ def _f1(tally: Tally, row: str, captions: Sequence[Mentioned], samples: NDArray[
     return result
 
 
-def _box_accuracy(tally: Tally, row: str) -> dict[str, float]:
-    hits: dict[str, list[int]] = defaultdict(list)
-    _, categories, figures = tally.table("nouns", row)
-    for category, hit in zip(categories, figures[:, _BOX], strict=True):
-        hits[category].append(int(hit))
-    return class_accuracy(hits)
+def _box_accuracy(tally: Tally, row: str, samples: NDArray[np.int64]) -> dict[str, Any]:
+    """Localisation of given words (Zhou et al. 2019), the share whose box hits: by_class, the mean over categories of
+    their means; by_word, of all words alike."""
+    pictures, categories, figures = tally.table("nouns", row)
+    names = sorted(set(categories))
+    hits, counts = np.zeros((2, samples.shape[1], len(names)))
+    where = pictures, np.array([names.index(name) for name in categories], dtype=np.int64)
+    np.add.at(hits, where, figures[:, _BOX])
+    np.add.at(counts, where, 1)
+    return {
+        "by_class": _with_interval(*class_ratio(hits, counts, samples)),
+        "by_word": _with_interval(*ratio(hits.sum(1), counts.sum(1), samples)),
+    }
 
 
-def _states(tally: Tally, row: str, captions: Sequence[Mentioned]) -> list[list[tuple[str, str]]]:
-    """(category, state) of every mention; grounded: the peak of the map is on the object."""
+def _states(tally: Tally, row: str, captions: Sequence[Mentioned]) -> list[list[tuple[str, str | float]]]:
+    """(category, state) of every mention, as `hallucination` reads them; grounded: the peak of the map is on the
+    object."""
     result = []
     for caption, mentions in zip(captions, _by_caption(tally, row, captions), strict=True):
         known = caption.annotated | caption.told
         result.append(
             [
-                (name, "told" if name in known else "absent")
-                if figures is None
-                else (name, "grounded" if figures[_POINTING] else "ungrounded")
+                (name, ("told" if name in known else "absent") if figures is None else figures[_POINTING])
                 for name, figures in mentions
             ]
         )
     return result
 
 
-def _hallucination(tally: Tally, row: str, captions: Sequence[Mentioned]) -> dict[str, Any]:
-    return hallucination([[state for _, state in one] for one in _states(tally, row, captions)])
+def _hallucination(states: Sequence[Sequence[str | float]], samples: NDArray[np.int64]) -> dict[str, Any]:
+    parts = hallucination_parts(states).items()
+    shares = {name: _with_interval(*ratio(top, bottom, samples)) for name, (top, bottom) in parts}
+    return hallucination(states) | shares
 
 
-def _categories(tally: Tally, row: str, captions: Sequence[Mentioned]) -> dict[str, Any]:
-    """Figures of each category under the shown view, the most named first."""
-    _, categories, figures = tally.table("nouns", row)
-    states = [pair for one in _states(tally, row, captions) for pair in one]
+def _categories(
+    tally: Tally, rows: Sequence[str], captions: Sequence[Mentioned], samples: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Of each category, the most named first: how often it is mentioned, and under `maps` the figures of each row."""
+    tables = {row: tally.table("nouns", row) for row in rows}
+    states = {row: _states(tally, row, captions) for row in rows}
+    said = [[name for name, _ in caption.said] for caption in captions]
+    mentions = Counter(name for names in said for name in names)
     result = {}
-    for name in sorted({name for name, _ in states}, key=lambda n: (-sum(n == other for other, _ in states), n)):
-        own = figures[[i for i, category in enumerate(categories) if category == name]]
-        told = hallucination([[state] for other, state in states if other == name])
-        del told["captions"], told["CHAIR_s"]
-        means = localisation(own[:, 0], own[:, _AREA], own[:, _POINTING]) if len(own) else {}
-        means |= {FULL[k]: float(own[:, k].mean()) for k in (_IOU, _BOX) if len(own)}
-        result[name] = {"words": len(own), **means, **told}
+    for name in sorted(mentions, key=lambda name: (-mentions[name], name)):
+        where = [number for number, names in enumerate(said) if name in names]
+        drawn = _enough(samples, len(where))[:, where]
+        told, maps, found = {}, {}, []
+        for row, (pictures, categories, figures) in tables.items():
+            told = _hallucination([[s for n, s in states[row][number] if n == name] for number in where], drawn)
+            chosen = np.array(categories) == name
+            found = pictures[chosen].tolist()
+            if found:
+                means = _means(pictures[chosen], figures[chosen], _OF_CATEGORIES, _enough(samples, len(set(found))))
+                maps[row] = means | {key: told[key] for key in ("grounded", "ungrounded", "present_and_grounded")}
+        # What is not about maps is the same in every row.
+        of_all = {key: told[key] for key in ("mentions", "absent", "told", "CHAIR_i")}
+        result[name] = {"words": len(found), "pictures": len(set(found)), **of_all, "maps": maps}
     return result
+
+
+def _enough(samples: NDArray[np.int64], pictures: int) -> NDArray[np.int64]:
+    """The samples, or none of them where too few pictures are to be drawn."""
+    return samples if pictures >= ENOUGH else samples[:0]
 
 
 def _with_interval(value: float, limits: tuple[float, float] | None) -> dict[str, float | None]:

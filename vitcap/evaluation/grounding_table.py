@@ -6,6 +6,8 @@ from typing import Any
 
 from PIL import Image
 
+from vitcap.evaluation.grounding_report import ENOUGH
+from vitcap.evaluation.grounding_work import RANDOM
 from vitcap.evaluation.report import headline
 from vitcap.viz.bars import bars_and_tables
 
@@ -39,7 +41,8 @@ def table(report: dict[str, Any]) -> str:
             lines += ["", f"{title} ({next(iter(rows.values()))['words']} words)", *_rows(rows)]
     lines += ["", *_views(report["layers_heads"])]
     lines += ["best by lift on nouns:", *(_place(one) for one in report["best"][:6]), "", *_f1(report), ""]
-    lines += [*_hallucination(report), "", *_categories(report["categories"]), ""]
+    lines += [*_box_accuracy(report["box_accuracy"]), "", *_hallucination(report), ""]
+    lines += [*_categories(report["categories"], report["verdict"]["shown"]), ""]
     left = ", ".join(f"{count} {what}" for what, count in facts["left_out"].items() if count)
     lines += [f"left out: {left}"] if left else []
     lines += [f"not available: {name} ({reason})" for name, reason in facts["unavailable"].items()]
@@ -134,35 +137,57 @@ def _f1(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _hallucination(report: dict[str, Any]) -> list[str]:
-    rows = report["hallucination"]
-    first = next(iter(rows.values()))
-    lines = [
-        f"objects that captions mention: {first['mentions']}; CHAIR_i {_percent(first['CHAIR_i'])}, "
-        f"CHAIR_s {_percent(first['CHAIR_s'])}",
-        "  grounded: the peak of the map is on the object",
-    ]
+def _box_accuracy(rows: dict[str, Any]) -> list[str]:
     wide = max(map(len, rows))
-    for method, found in rows.items():
-        lines.append(
-            f"  {method:<{wide}}  grounded {found['grounded']}, ungrounded {found['ungrounded']}, absent "
-            f"{found['absent']}, told of but not annotated {found['told']}; grounded of the present "
-            f"{_percent(found['grounded_given_present'])}"
-        )
+    lines = ["nouns whose box overlaps the object's by more than half (IoU > .5)"]
+    lines.append("  " + " " * wide + f"{'mean of categories':>22}{'of all words':>22}")
+    for row, found in rows.items():
+        cells = (_cell(found[name], 100, 1, limits=True).rjust(22) for name in ("by_class", "by_word"))
+        lines.append(f"  {row:<{wide}}" + "".join(cells))
     return lines
 
 
-def _categories(categories: dict[str, Any]) -> list[str]:
+def _hallucination(report: dict[str, Any]) -> list[str]:
+    rows = report["hallucination"]
+    first = next(iter(rows.values()))
+    chair = (f"{name} {_cell(first[name], 100, 1, limits=True).strip()}" for name in ("CHAIR_i", "CHAIR_s"))
+    wide = max(map(len, rows))
+    lines = [
+        f"objects that captions mention: {first['mentions']}; absent {first['absent']}, told of but not annotated "
+        f"{first['told']}; {', '.join(chair)}",
+        f"  {'peak of the map on the object':<{wide}}{'grounded':>11}{'ungrounded':>12}{'of the present':>22}",
+    ]
+    for row, found in rows.items():
+        counts = f"{_number(found['grounded']):>11}{_number(found['ungrounded']):>12}"
+        share = _cell(found["grounded_given_present"], 100, 1, limits=True)
+        lines.append(f"  {row:<{wide}}{counts}{share:>22}")
+    return lines
+
+
+def _categories(categories: dict[str, Any], shown: str) -> list[str]:
+    """The shown view (own) beside a uniform map and random weights."""
     names = list(categories)[:_SHOWN_CATEGORIES]
-    wide = max((len(name) for name in names), default=0)
-    lines = [f"  {'category':<{wide}}   words  absent    lift  pointing  box IoU"]
+    wide = max([len("category"), *map(len, names)])
+    rows = {"own": shown, "uniform": "uniform", "random": RANDOM + shown}
+    trio = "".join(f"{name:>8}" for name in rows)
+    lines = [
+        f"categories under {shown}, beside a uniform map (lift 1) and random weights",
+        f"  with intervals where at least {ENOUGH} pictures name an object of the category",
+        " " * (wide + 16) + f"{'lift: own':>21}{'lift: random':>21}{'pointing':>24}{'box IoU':>24}",
+        f"  {'category':<{wide}}{'words':>7}{'absent':>7}" + " " * 42 + trio * 2,
+    ]
     for name in names:
         one = categories[name]
-        figures = f"{one['lift']:>8.2f}{100 * one['pointing']:>10.1f}{100 * one['iou']:>9.1f}" if one["words"] else ""
-        lines.append(f"  {name:<{wide}}{one['words']:>8}{one['absent']:>8}{figures}")
+        line = f"  {name:<{wide}}{one['words']:>7}{one['absent']:>7}"
+        if maps := one["maps"]:
+            line += "".join(_cell(maps[rows[row]]["lift"], 1, 2, limits=True).rjust(21) for row in ("own", "random"))
+            for figure in ("pointing", "iou"):
+                line += "".join(f"{_cell(maps[row][figure], 100, 1, limits=False).strip():>8}" for row in rows.values())
+        lines.append(line)
     rest = len(categories) - len(names)
     return [*lines, f"  and {rest} more in grounding.json"] if rest else lines
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+def _number(count: float) -> str:
+    """A count; of baselines with equal peaks, an expected one."""
+    return f"{count:.1f}" if isinstance(count, float) else str(count)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,14 +11,15 @@ from vitcap.data.instances import Annotated, Instance, Instances
 from vitcap.data.records import CaptionRecord
 from vitcap.evaluation.controls import centre_map
 from vitcap.evaluation.grounding_tally import Place, Tally, all_views
-from vitcap.evaluation.objects import Mentioned, Named, ObjectReader, boxes_of, region_of
+from vitcap.evaluation.objects import Mentioned, ObjectReader, boxes_of, region_of
 from vitcap.metrics.regions import Floats, seen
 from vitcap.record import AttentionRecord, View
 
 RANDOM, OTHER = "random weights: ", "another picture: "
 """Rows of views with the maps of an untrained model, and with those of another picture's words."""
 
-Target = tuple[str, Place]
+Target = tuple[str, Sequence[int], Place]
+"""Category, words (the places in the caption of a name, or of one word) and object."""
 
 
 class Work:
@@ -38,8 +39,9 @@ class Work:
         self.captions: list[Mentioned] = []
         self.nouns = 0
         self.counts: Counter[str] = Counter()
-        self._last: tuple[int, dict[str, list[list[Floats]]]] | None = None
-        self._first: tuple[int, list[Target]] | None = None
+        # Of every group: the last picture with such words and their maps, the first one and what they name.
+        self._last: dict[str, tuple[int, dict[str, list[list[Floats]]]]] = {}
+        self._first: dict[str, tuple[int, list[Target]]] = {}
 
     def add(self, record: CaptionRecord, truth: Annotated, found: AttentionRecord, blank: AttentionRecord) -> None:
         """One picture. found, blank: the maps of the model and of random weights, for the same words.
@@ -62,37 +64,32 @@ class Work:
         self.counts["names of objects that are not in the picture"] += sum(not one.instances for one in named)
         self.counts["names of objects outside the model's view"] += sum(bool(o.instances) for o in named) - len(nouns)
         everything = sight.place(truth.instances)
+        targets: dict[str, list[Target]] = defaultdict(list)
         for one, place in nouns:
             span = range(one.start, one.stop)
-            self._score("nouns", number, one.category, span, place, found, blank)
+            targets["nouns"].append((one.category, span, place))
             if everything is not None:
-                self._score("any object", number, one.category, span, everything, found, blank)
+                targets["any object"].append((one.category, span, everything))
             for at, chosen in one.adjectives:
                 if (own := sight.place(chosen)) is not None:
-                    self._score("attributes", number, words[at].lower(), [at], own, found, blank)
+                    targets["attributes"].append((words[at].lower(), [at], own))
         if everything is not None:
             for at in self.reader.functions(words, named):
-                self._score("function words", number, words[at].lower(), [at], everything, found, blank)
-        if nouns:
-            self._shuffle(number, nouns, found)
-            self.nouns += len(nouns)
+                targets["function words"].append((words[at].lower(), [at], everything))
+        for group, own_targets in targets.items():
+            for target in own_targets:
+                self._score(group, number, target, found, blank)
+            self._shuffle(group, number, own_targets, found)
+        self.nouns += len(nouns)
 
     def finish(self) -> None:
         """Give the first picture the maps of the last one."""
-        if self._first is not None:
-            self._lend(*self._first)
+        for group, (number, targets) in self._first.items():
+            self._lend(group, number, targets)
 
-    def _score(
-        self,
-        group: str,
-        number: int,
-        category: str,
-        span: Sequence[int],
-        place: Place,
-        found: AttentionRecord,
-        blank: AttentionRecord,
-    ) -> None:
-        measure = place.full if group == "nouns" else place.basic
+    def _score(self, group: str, number: int, target: Target, found: AttentionRecord, blank: AttentionRecord) -> None:
+        category, span, place = target
+        measure = _measure(group, place)
         for row, heat in (("uniform", np.ones(place.grid)), ("centre", centre_map(place.grid))):
             self.tally.add(group, row, number, category, measure([heat], ties="mean"))
         for name, view in self.views.items():
@@ -102,25 +99,28 @@ class Work:
             if values.shape[1] * values.shape[2] > 1:
                 self.tally.add_views(group, method, [all_views(found, method, i) for i in span], place)
 
-    def _shuffle(self, number: int, nouns: Sequence[tuple[Named, Place]], found: AttentionRecord) -> None:
-        """Judge the nouns of this picture by the maps of the last picture's nouns."""
-        targets = [(one.category, place) for one, place in nouns]
-        if self._last is None:
-            self._first = (number, targets)
+    def _shuffle(self, group: str, number: int, targets: list[Target], found: AttentionRecord) -> None:
+        """Judge a group's words of this picture by the maps of such words of the last picture that has any."""
+        if group in self._last:
+            self._lend(group, number, targets)
         else:
-            self._lend(number, targets)
-        spans = [range(one.start, one.stop) for one, _ in nouns]
-        self._last = (
+            self._first[group] = (number, targets)
+        self._last[group] = (
             number,
-            {name: [[found.map(i, view) for i in span] for span in spans] for name, view in self.views.items()},
+            {name: [[found.map(i, view) for i in span] for _, span, _ in targets] for name, view in self.views.items()},
         )
 
-    def _lend(self, number: int, targets: Sequence[Target]) -> None:
-        if self._last is None or self._last[0] == number:  # a single picture has no other
+    def _lend(self, group: str, number: int, targets: Sequence[Target]) -> None:
+        lender, of_views = self._last[group]
+        if lender == number:  # a single picture has no other
             return
-        for name, maps in self._last[1].items():
-            for k, (category, place) in enumerate(targets):
-                self.tally.add("nouns", OTHER + name, number, category, place.full(maps[k % len(maps)]))
+        for name, maps in of_views.items():
+            for k, (category, _, place) in enumerate(targets):
+                self.tally.add(group, OTHER + name, number, category, _measure(group, place)(maps[k % len(maps)]))
+
+
+def _measure(group: str, place: Place) -> Callable[..., list[float]]:
+    return place.full if group == "nouns" else place.basic
 
 
 class _Sight:

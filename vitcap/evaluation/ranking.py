@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitcap.evaluation.report import headline
-from vitcap.metrics.faithfulness import bootstrap
+from vitcap.metrics.bootstrap import mean_interval
 
 FIGURES = {
     "road": "(LeRF - MoRF) / 2, ROAD imputation, mean over the steps; high is good",
@@ -55,7 +55,7 @@ def summarise(
         return np.array([image[row][figure] for image in images])
 
     def estimate(values: NDArray[np.float64]) -> dict[str, float]:
-        low, high = bootstrap(values, seed=seed)
+        low, high = mean_interval(values, seed=seed)
         return {"mean": float(values.mean()), "low": low, "high": high}
 
     rows: dict[str, Any] = {}
@@ -106,7 +106,8 @@ def table(report: Mapping[str, Any]) -> str:
     lines += [f"METHOD, {name}: {text}" for name, text in SUFFIXES.items()]
     lines += [
         "",
-        "of 0..1, mean over maps; agreement is Spearman's, near 0 where the map depends on weights and picture",
+        "mean over maps: entropy, gini, top tenth and empty of 0..1, patches: as many, all alike, are as sharp;",
+        "~ is the agreement with a control, Spearman's, near 0 where the map depends on weights and picture",
     ]
     heads = ("entropy", "patches", "gini", "top tenth", "~ random weights", "~ another picture", "empty")
     lines.append(" " * width + "".join(f"{head:>19}" for head in heads))

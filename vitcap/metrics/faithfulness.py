@@ -193,14 +193,3 @@ def arcc(coherency: float, complexity: float, road: float) -> float:
     """Harmonic mean of coherency, 1 - complexity and twice the combined ROAD score, each cut to 0..1; high is good."""
     parts = np.clip([coherency, 1 - complexity, 2 * road], 0, 1)
     return 3 / float((1 / parts).sum()) if parts.all() else 0.0
-
-
-def bootstrap(values: ArrayLike, *, seed: int, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of the mean of (I,) values, one for each picture, over pictures drawn with replacement.
-
-    The same seed draws the same pictures, so that intervals of paired differences need only their differences.
-    """
-    each = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(each), (draws, len(each)))
-    low, high = np.quantile(each[picks].mean(1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)

@@ -9,7 +9,6 @@ vitcap.metrics.regions.edges.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -169,26 +168,49 @@ def localisation(correct: ArrayLike, areas: ArrayLike, hit: ArrayLike) -> dict[s
     }
 
 
-def hallucination(captions: Sequence[Sequence[str]]) -> dict[str, float | int | None]:
-    """What captions mention against where the maps look. captions: of each, the STATES of the objects it mentions.
+def hallucination(captions: Sequence[Sequence[str | float]]) -> dict[str, float | int | None]:
+    """What captions mention against where the maps look. captions: of each, the STATES of the objects it mentions; of
+    one in the picture the chance (0..1) that it is grounded may stand there, for baselines with equal peaks.
 
     CHAIR_i: share of mentions of what is not there; CHAIR_s: share of captions with such a mention (Rohrbach et al.
     2018; objects that people told of count as there). grounded_given_present: of what is annotated;
     present_and_grounded and the others: of all mentions. None where there is nothing to divide by.
     """
-    counts = Counter(state for caption in captions for state in caption)
-    if unknown := set(counts) - set(STATES):
-        raise ValueError(f"states {', '.join(sorted(unknown))}: choose from {', '.join(STATES)}")
-    total, present = sum(counts.values()), counts["grounded"] + counts["ungrounded"]
+    counts = _state_counts(captions).sum(0)
+    numbers = {state: int(n) if n == int(n) else float(n) for state, n in zip(STATES, counts, strict=True)}
+    sums = {name: (top.sum(), bottom.sum()) for name, (top, bottom) in hallucination_parts(captions).items()}
+    shares = {name: float(top / bottom) if bottom else None for name, (top, bottom) in sums.items()}
+    return {"captions": len(captions), "mentions": sum(map(len, captions)), **numbers, **shares}
+
+
+def hallucination_parts(captions: Sequence[Sequence[str | float]]) -> dict[str, tuple[Floats, Floats]]:
+    """The shares of `hallucination` as (top, bottom) of each caption, (captions,) each: what is to be summed and
+    divided, over all captions or over a sample of them."""
+    counts = _state_counts(captions)
+    grounded, ungrounded, absent, _ = counts.T
+    mentions = counts.sum(1)
     return {
-        "captions": len(captions),
-        "mentions": total,
-        **{state: counts[state] for state in STATES},
-        "grounded_given_present": counts["grounded"] / present if present else None,
-        "present_and_grounded": counts["grounded"] / total if total else None,
-        "CHAIR_i": counts["absent"] / total if total else None,
-        "CHAIR_s": sum("absent" in caption for caption in captions) / len(captions) if len(captions) else None,
+        "grounded_given_present": (grounded, grounded + ungrounded),
+        "present_and_grounded": (grounded, mentions),
+        "CHAIR_i": (absent, mentions),
+        "CHAIR_s": ((absent > 0).astype(np.float64), np.ones(len(captions))),
     }
+
+
+def _state_counts(captions: Sequence[Sequence[str | float]]) -> Floats:
+    """(captions, STATES): how many objects each caption mentions in each state; see `hallucination`."""
+    counts = np.zeros((len(captions), len(STATES)))
+    for row, caption in zip(counts, captions, strict=True):
+        for state in caption:
+            if isinstance(state, str):
+                if state not in STATES:
+                    raise ValueError(f"states {state}: choose from {', '.join(STATES)}")
+                row[STATES.index(state)] += 1
+            elif 0 <= state <= 1:
+                row[:2] += state, 1 - state
+            else:
+                raise ValueError(f"states {state}: a chance is from 0 to 1")
+    return counts
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,8 +1,8 @@
-"""F1 of grounded object words (Zhou et al. 2019), and intervals by resampling pictures. NumPy only."""
+"""F1 of grounded object words (Zhou et al. 2019). NumPy only."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,41 +71,6 @@ class GroundedF1:
             total = weight @ ~np.isnan(each)
             result[f"F1_{mode}_per_sentence"] = float(weight @ np.nan_to_num(each) / total) if total else float("nan")
         return result
-
-
-def class_accuracy(results: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Localisation of given words: class -> hits of its words. by_class: mean over classes of their means; by_word: of
-    all words alike."""
-    if not any(len(hits) for hits in results.values()):
-        raise ValueError("no word to judge")
-    each = [float(np.mean(hits)) for hits in results.values() if len(hits)]
-    return {
-        "by_class": float(np.mean(each)),
-        "by_word": float(np.mean([hit for hits in results.values() for hit in hits])),
-    }
-
-
-def resamples(count: int, *, seed: int, rounds: int = 1000) -> NDArray[np.int64]:
-    """(rounds, count) bootstrap samples of pictures (Efron 1979): how often each is drawn."""
-    return np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), rounds)
-
-
-def interval(values: ArrayLike, *, level: float = 0.95) -> tuple[float, float] | None:
-    """Percentile interval of a figure over bootstrap samples; None where it is defined for none of them."""
-    known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    if not len(known):
-        return None
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def ratio(top: ArrayLike, bottom: ArrayLike, samples: ArrayLike) -> tuple[float, tuple[float, float] | None]:
-    """Sum of `top` over sum of `bottom`, both (pictures,), and its bootstrap interval; a mean over words where `bottom`
-    counts them."""
-    a, b, drawn = (np.asarray(x, dtype=np.float64) for x in (top, bottom, samples))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.divide(a.sum(), b.sum())), interval((drawn @ a) / (drawn @ b))
 
 
 def _judge(sentence: Sentence, mode: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from vitcap import checkpoint
+from vitcap.files import clear_parts, whole
 
 LAST = Path("checkpoints") / "last.ckpt"
 # By name where it can be: a user's own notes in the folder are not ours to delete.
@@ -20,6 +20,17 @@ PRODUCTS = (
     *("grounding.json", "grounding.txt", "grounding.png", "faithfulness.json"),
     *("events.out.tfevents.*", "checkpoints/*.ckpt", "overlays/*.png", "overlays/*.txt"),
 )
+
+TRAINING = {
+    "epoch": int,
+    "global_step": int,
+    "pytorch-lightning_version": str,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
+"""What Lightning goes on from."""
 
 
 def open_run(out: Path, *, resume: bool | str | None, overwrite: bool) -> str | None:
@@ -51,12 +62,22 @@ def write_unreadable(out: Path, found: Iterable[Mapping[str, Mapping[int | str, 
             if reasons:
                 all_of.setdefault(split, {}).update({str(id_): reason for id_, reason in reasons.items()})
     if all_of:
-        out.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(all_of, indent=1) + "\n", encoding="ascii")
-        os.replace(part, file)
+        with whole(file) as part:
+            part.write_text(json.dumps(all_of, indent=1) + "\n", encoding="ascii")
     else:
         file.unlink(missing_ok=True)
+
+
+def begin(out: Path, config: str, *, new: bool) -> None:
+    """Write the config of a run, once nothing is wrong with its options: a mistake in one must not cost an old run.
+
+    Deletes what runs that were killed left half; before a new run, everything that an old one wrote.
+    """
+    clear_parts(out, out / LAST.parent, out / "overlays")
+    if new:
+        clear(out)
+    with whole(out / "config.yaml") as part:
+        part.write_text(config, encoding="utf-8")
 
 
 def clear(out: Path) -> None:
@@ -73,10 +94,15 @@ def check_resume(file: str, model: nn.Module, description: dict[str, Any]) -> No
     saved = checkpoint.read(file)
     if file.endswith(".safetensors"):
         raise ValueError(f"{file}: a finished model without the state of training; resume from a {LAST.as_posix()}")
+    if lacking := [name for name, kind in TRAINING.items() if not issubclass(saved.others.get(name, object), kind)]:
+        raise ValueError(
+            f"{file}: the state of training lacks {', '.join(lacking)}; init={file} starts anew from its weights"
+        )
     if saved.kind != description["kind"]:
         raise ValueError(f"{file}: a model made to {saved.kind}, but this one is to {description['kind']}; choose out=")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     other = [name for name, tensor in saved.weights.items() if shapes.get(name) != tensor.shape]
+    other += [name for name in checkpoint.untied(model.state_dict()) if name not in saved.weights]
     for part, name in (("tokenizer", "vocabulary"), ("source_tokenizer", "source vocabulary"), ("classes", "classes")):
         if saved.description.get(part) != description.get(part):
             other.insert(0, name)

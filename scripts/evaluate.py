@@ -4,6 +4,7 @@
 """
 
 import sys
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
@@ -18,7 +19,8 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    from vitcap.command import shorthand
+    from vitcap.command import check_options, shorthand
 
     sys.argv[1:] = shorthand(sys.argv[1:])
+    check_options(Path(__file__).parents[1] / "conf", "evaluate", sys.argv[1:])
     main()

@@ -1,6 +1,8 @@
 """Train: python scripts/train.py model=vit_caption [data=...] [experiment=...] [KEY=VALUE]; --help lists everything."""
 
 import os
+import sys
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
@@ -17,4 +19,7 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    from vitcap.command import check_options
+
+    check_options(Path(__file__).parents[1] / "conf", "config", sys.argv[1:])
     main()

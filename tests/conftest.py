@@ -34,6 +34,11 @@ def _few_threads() -> None:
     torch.set_num_threads(1)  # the tests are too small to share, and threads that wait for a busy core cost most
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["VITCAP_CACHE"] = str(tmp_path_factory.mktemp("cache"))  # data checks are remembered there
+
+
 @pytest.fixture
 def config() -> Callable[..., DictConfig]:
     """config(*overrides, name="config"): the composed config of scripts/train.py (or name="evaluate")."""

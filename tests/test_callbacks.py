@@ -30,14 +30,17 @@ def test_checkpoints_are_written_between_optimiser_steps_only(tmp_path):
             trainer.is_last_batch = batch == 14
             trainer.global_step = 5 if batch == 14 else batch // 3
             last.on_train_batch_end(trainer, None, None, None, batch - 1)
-        assert saved == [(6, 2), (12, 4), (14, 5)]
+        assert saved == [(6, 2), (12, 4)]
+        last.on_train_epoch_end(trainer, None)  # after the validation, whose scores are in the checkpoint
+        assert saved[2:] == [(14, 5)]
         trainer.is_last_batch = False
         last._ask(2, None)
         last.on_train_batch_end(trainer, None, None, None, 15)  # still inside a step: goes on to its end
         trainer.global_step, batch = 6, 17
-        with pytest.raises(Interrupted):
-            last.on_train_batch_end(trainer, None, None, None, 16)
+        last.on_train_batch_end(trainer, None, None, None, 16)
         assert saved[-1] == (17, 6)
+        with pytest.raises(Interrupted):
+            last.on_train_batch_start(trainer, None, None, 17)
     finally:
         last.teardown(trainer, None, "fit")
 

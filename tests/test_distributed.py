@@ -375,9 +375,11 @@ def start(world: int, *overrides: str, script: str = "scripts/train.py", **envir
     )
 
 
-def train(world: int, out: Path, *overrides: str) -> tuple[list[float], list[dict[str, float]], dict[str, Any]]:
+def train(
+    world: int, out: Path, *overrides: str, script: str = "scripts/train.py"
+) -> tuple[list[float], list[dict[str, float]], dict[str, Any]]:
     """Loss of each step, scores of each validation, and the last checkpoint of a run."""
-    done = start(world, *overrides, f"out={out}")
+    done = start(world, *overrides, f"out={out}", script=script)
     _, told = done.communicate(timeout=400)
     assert done.returncode == 0, told
     with open(out / "metrics.csv", encoding="utf-8") as file:

@@ -405,7 +405,7 @@ def test_sentences_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     assert (report["facts"]["sentences"], report["facts"]["unreadable_sentences"]) == (1, 1)
     train, nothing = data(records, tokenizer="word"), data(records[1:], tokenizer="word", on_bad="skip")
     nothing.tokenizer, nothing.source_tokenizer = train.tokenizer, train.source_tokenizer
-    with pytest.raises(ValueError, match="no sentence of data=given, split val, can be read"):
+    with pytest.raises(ValueError, match="data=given, split val: no record can be read"):
         evaluate_sentences(Oracle(train, {}), nothing, "val", search=Greedy(), out=tmp_path)
 
 

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -21,10 +20,13 @@ from vitcap.data.sentences import SentenceData
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.evaluation.judging import caption_judge, sentence_judge
 from vitcap.machine import release_freed_memory
+from vitcap.memory import Halving
 from vitcap.models.captioner import CaptionModel
 from vitcap.models.classifier import ImageClassifier
 from vitcap.progress import bar
+from vitcap.tasks.base import TrainingTask
 from vitcap.translator import Translator
+from vitcap.types import Batch
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +199,7 @@ def _check_lengths(cfg: DictConfig, decoder: nn.Module) -> None:
         )
 
 
-def build_task(cfg: DictConfig, parts: Parts) -> tuple[L.LightningModule, str, str]:
+def build_task(cfg: DictConfig, parts: Parts) -> tuple[TrainingTask, str, str]:
     """The training task, the score that chooses the best checkpoint, and "max" or "min"."""
     data, classify = parts.data, parts.kind == "classify"
     live: dict[str, Any] = {}
@@ -241,9 +243,15 @@ def prepare_cache(parts: Parts, splits: tuple[str, ...]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parts.model.to(device).eval()
 
-    def extract(images: torch.Tensor) -> torch.Tensor:
+    fitting = Halving("computing features")
+
+    def work(batch: Batch) -> torch.Tensor:
+        assert batch.images is not None
         with torch.inference_mode():
-            return encoder.trunk(parts.model.normalise(images.to(device))).float().cpu()
+            return encoder.trunk(parts.model.normalise(batch.images.to(device))).float().cpu()
+
+    def extract(images: torch.Tensor) -> torch.Tensor:
+        return torch.cat(fitting(work, Batch(tuple(range(len(images))), images=images)))
 
     parts.data.cache_features(
         splits, fingerprint=encoder.fingerprint(), extract=extract, progress=bar("features of the frozen encoder")

@@ -77,9 +77,9 @@ class Classifier(PictureDoor):
         return found[0]
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """(B, C), without gradients, on the model's device."""
+        """(B, C), without gradients, on the model's device. A batch that does not fit the memory is halved."""
         with torch.inference_mode():
-            return self.model(batch.to(self.device)).float()
+            return torch.cat(self.fitting(lambda part: self.model(part.to(self.device)).float(), batch))
 
     @overload
     def classify(self, pictures: Picture, *, top: int = ..., batch_size: int = ...) -> list[Prediction]: ...  # type: ignore[overload-overlap]

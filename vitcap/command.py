@@ -5,18 +5,26 @@ Light to import: captions that are scored from files need no model, and an error
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
+import re
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from vitcap.files import full_disk_told
 from vitcap.machine import keep_freed_memory
+from vitcap.stopping import Interrupted, handled
 
 # What a user did wrong ends in one line; anything else is a defect of ours and keeps its traceback.
 USER_ERRORS: tuple[type[Exception], ...] = (ValueError, OSError, hydra.errors.HydraException, OmegaConfBaseException)
@@ -38,6 +46,7 @@ FITS = {
     "test_size": ("model",),
 }
 """Option of conf/evaluate.yaml -> the subjects that it goes with; the others go with all."""
+FLAGS = ("partial", "pretrained", "test_size", "novel", "ground", "faithful", "force")
 OF_MAPS = {
     "methods": ("ground", "faithful"),
     "limit": ("ground", "faithful"),
@@ -67,6 +76,9 @@ def subject(cfg: DictConfig) -> str:
         if cfg.get(option) not in (None, False) and given[0] not in fits:
             wanted = " or ".join(SUBJECTS[name] for name in fits)
             raise ValueError(f"{option}={_short(cfg[option])} goes with {wanted}, not with {given[0]}=: leave it out")
+    for option in FLAGS:
+        if cfg.get(option) not in (None, True, False):
+            raise ValueError(f"{option}={_short(cfg[option])}: true or false is wanted")
     asked = [f"{name}=true" for name in ("ground", "faithful") if cfg[name]]
     for option, of in OF_MAPS.items():
         if cfg.get(option) is not None and not any(cfg[name] for name in of):
@@ -79,6 +91,66 @@ def subject(cfg: DictConfig) -> str:
 
 def _short(value: Any) -> str:
     return "..." if isinstance(value, DictConfig) else str(value)
+
+
+def check_options(conf: str | Path, name: str, arguments: Sequence[str]) -> None:
+    """Stop at a command line that Hydra cannot compose, with one line that says what is near. Hydra itself takes six.
+
+    conf, name: the folder of configs, and the one that is composed. Left to Hydra where it is asked for more (--help).
+    """
+    if any(argument.startswith("-") for argument in arguments) or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        return
+    with initialize_config_dir(str(Path(conf).resolve()), version_base="1.3"):
+        try:
+            compose(name, overrides=list(arguments))
+        except (ValueError, hydra.errors.HydraException, OmegaConfBaseException) as error:
+            print(f"vitcap: error: {_mistake(error, name, arguments)}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _mistake(error: Exception, name: str, arguments: Sequence[str]) -> str:
+    """What is wrong with a command line. Called where configs can be composed."""
+    for argument in arguments:
+        try:
+            OverridesParser.create().parse_override(argument)
+        except hydra.errors.HydraException:
+            key, equals, value = argument.partition("=")
+            if not equals:
+                return f"{argument}: an option is KEY=VALUE"
+            quoted = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
+            return f"{argument}: Hydra reads some of these characters as its own; quote the value: \"{key}='{quoted}'\""
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if choice := re.search(r"Could not find '([^']*)/([^']*)'", first):
+        group, wanted = choice.groups()
+        start = next((n for n, line in enumerate(more) if line.startswith("Available")), len(more))
+        end = next((n for n, line in enumerate(more) if line.startswith("Config search")), len(more))
+        return f"{group}={wanted}: there is no such choice{_near(wanted, more[start + 1 : end], 'there are')}"
+    if key_ := re.search(r"Could not override '([^']*)'", first):
+        rest = [a for a in arguments if a.partition("=")[0] != key_[1]]
+        try:
+            known = list(_keys(compose(name, overrides=rest)))
+        except Exception:  # it has more mistakes than one
+            known = []
+        new = f"; another argument of Lightning's Trainer is added as +{key_[1]}=" * key_[1].startswith("trainer.")
+        return f"{key_[1]}: there is no such option{_near(key_[1], known)} (--help shows all of them{new})"
+    return " ".join([first, *more])
+
+
+def _near(wanted: str, known: Sequence[str], otherwise: str = "") -> str:
+    """The options that a misspelt one may mean: like it as a whole, or in its last part."""
+    last = {key.rpartition(".")[2]: key for key in reversed(known)}
+    near = difflib.get_close_matches(wanted, known, n=2)
+    near += [last[part] for part in difflib.get_close_matches(wanted.rpartition(".")[2], list(last), n=2)]
+    if near:
+        return f"; did you mean {' or '.join(dict.fromkeys(near))}?"
+    return f"; {otherwise} {', '.join(known)}" if otherwise and known else ""
+
+
+def _keys(cfg: DictConfig, before: str = "") -> Iterator[str]:
+    for key in map(str, cfg):
+        yield f"{before}{key}"
+        if OmegaConf.is_dict(below := cfg._get_node(key)):
+            yield from _keys(below, f"{before}{key}.")  # type: ignore[arg-type]
 
 
 def evaluate(cfg: DictConfig) -> dict[str, Any]:
@@ -143,22 +215,27 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
             from vitcap.launch import relaunch
 
             relaunch(cfg)
-        action(cfg)
+        with handled(), full_disk_told(cfg.out):
+            action(cfg)
     except _loaded("vitcap.processes", "FirstFailed"):
         sys.exit(1)
     except RuntimeError as error:
         lost = sys.modules["vitcap.processes"].message(error) if "vitcap.processes" in sys.modules else None
         if lost is None:
-            raise
+            if (memory := sys.modules.get("vitcap.memory")) is None or not memory.is_out_of_memory(error):
+                raise
+            size = f"data.batch_size={cfg.data.batch_size} and raise trainer.accumulate_grad_batches by as much"
+            print(f"vitcap: error: {memory.describe(error)}: lower {size}", file=sys.stderr)
+            sys.exit(1)
         print(f"vitcap: error: {lost}", file=sys.stderr, flush=True)
         os._exit(1)  # at once: the connections that are left would be waited for
     except KeyboardInterrupt:
         print("vitcap: interrupted", file=sys.stderr)
         sys.exit(130)
-    except _loaded("vitcap.tasks.callbacks", "Interrupted"):
+    except Interrupted as stop:
         if not _rank():
-            print(f"vitcap: interrupted; go on with out={cfg.out} resume=true", file=sys.stderr)
-        sys.exit(130)
+            print(f"vitcap: {stop}{_way_on(cfg)}", file=sys.stderr)
+        sys.exit(stop.status)
     except USER_ERRORS + _loaded("lightning.pytorch.utilities.exceptions", "MisconfigurationException") as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -172,6 +249,14 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
         where = f" (process {rank})" if (rank := _rank()) else ""
         print(f"vitcap: error{where}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(1)
+
+
+def _way_on(cfg: DictConfig) -> str:
+    if "trainer" not in cfg:
+        return ""
+    if not os.path.exists(os.path.join(cfg.out, "checkpoints", "last.ckpt")):
+        return " before the first checkpoint"
+    return f"; go on with {shlex.quote(f'out={cfg.out}')} resume=true"
 
 
 def _rank() -> int:

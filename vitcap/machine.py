@@ -26,6 +26,16 @@ def keep_freed_memory() -> bool:
     return _glibc("mallopt", m_mmap_max, 0) and _glibc("mallopt", m_trim_threshold, 2**31 - 1)
 
 
+def map_large_blocks() -> bool:
+    """Let the C library map every block of a megabyte or more by itself, which the kernel has back when it is freed.
+
+    For loader workers, which hand a whole batch over and forget it: in its heap the small things that live longer (torch
+    remembers 128 tensors that it shared) keep what is around them. Undoes `keep_freed_memory`. Only for glibc.
+    """
+    m_mmap_threshold, m_mmap_max = -3, -4
+    return _glibc("mallopt", m_mmap_max, 65536) and _glibc("mallopt", m_mmap_threshold, 2**20)
+
+
 def release_freed_memory() -> bool:
     """Give freed memory back once, between two phases that need different tensors; whether any was."""
     return _glibc("malloc_trim", 0)

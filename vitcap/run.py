@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
 
 from vitcap import checkpoint, processes
@@ -30,34 +30,16 @@ from vitcap.evaluation.grounding import choose_view
 from vitcap.launch import join, trainer_options
 from vitcap.machine import release_freed_memory
 from vitcap.progress import bar
-from vitcap.run_folder import check_resume, clear, open_run, write_unreadable
+from vitcap.run_folder import begin, check_resume, open_run, write_unreadable
 from vitcap.scoring import score_split
 from vitcap.tasks.callbacks import LastCheckpoint, Progress, SelfContained, WeightAverage, clock
+from vitcap.tasks.guards import SkipBadSteps
+from vitcap.tasks.saving import Curves, WholeCheckpoints
 from vitcap.types import count_parameters, require_number
 
 __all__ = ["command", "evaluate", "train"]
 
 log = logging.getLogger(__name__)
-
-
-def _curves(out: Path) -> CSVLogger:
-    """Logger of metrics.csv that goes on after the rows of a run that is resumed; Lightning's would delete them."""
-    file = out / "metrics.csv"
-    before = file.read_bytes() if file.exists() else b""
-    logger = CSVLogger(out, name="", version="")
-    if not processes.is_first():
-        return logger
-    columns = logger.experiment.metrics_keys
-    if before:
-        file.write_bytes(before)
-        columns += before.decode().splitlines()[0].split(",")
-    return logger
-
-
-def _begin(out: Path, cfg: DictConfig, *, new: bool) -> None:
-    if new:  # only now: a mistake in an option must not cost an old run
-        clear(out)
-    OmegaConf.save(cfg, out / "config.yaml", resolve=True)
 
 
 def train(cfg: DictConfig) -> dict[str, Any]:
@@ -68,7 +50,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     """
     settle()
     join(cfg)
-    begin = time.monotonic()
+    started = time.monotonic()
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     require_number("overlays", cfg.overlays, 0, whole=True)
     out = Path(cfg.out)
@@ -100,14 +82,19 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     )
     last = LastCheckpoint(out / "checkpoints" / "last.ckpt", every=cfg.save_every)
     scores = ("BLEU-4", "CIDEr-D", "true_seen", "true_held_out", "coverage", "exact", "top1", "top5")
-    trim = LambdaCallback(on_validation_end=lambda *_: release_freed_memory())
+    guard, curves = SkipBadSteps(most=cfg.max_bad_steps), Curves(out)
+    between = LambdaCallback(
+        on_train_start=lambda trainer, _: curves.trim(trainer.global_step),
+        on_validation_end=lambda *_: release_freed_memory(),
+    )
     callbacks = [
         SelfContained(parts.description),
+        guard,
         best,
         last,
         LearningRateMonitor("step"),
         Progress(scores=scores),
-        trim,
+        between,
     ]
     if cfg.ema is not None:
         callbacks.insert(0, WeightAverage(cfg.ema))
@@ -133,12 +120,13 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         from vitcap.tasks.sharding import shard
 
         shard(task, records=len(data.records("train")), batch_size=data.batch_size, on_bad=data.on_bad, ema=cfg.ema)
-    processes.first(lambda: _begin(out, cfg, new=resume is None))
+    processes.first(lambda: begin(out, OmegaConf.to_yaml(cfg, resolve=True), new=resume is None))
     if processes.is_first():
         write_unreadable(out, [data.bad])
-    trainer.loggers = [_curves(out), TensorBoardLogger(out, name="", version="")]
+    trainer.loggers = [curves, TensorBoardLogger(out, name="", version="")]
+    trainer.strategy.checkpoint_io = WholeCheckpoints()
     trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
-    trained = time.monotonic() - begin
+    trained = time.monotonic() - started
 
     chosen = best.best_model_path or str(last.path)  # too few steps for a validation: there is no best one
     if not Path(chosen).exists():
@@ -158,6 +146,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         "chosen_by": by,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
+        "skipped_steps": guard.skipped,
         "training_minutes": round(trained / 60, 2),
     }
     report = score_split(door, data, "val", search=search, out=out, seed=cfg.seed, facts=facts)

@@ -95,9 +95,7 @@ def explain_split(
     print(f"figures: {out}/")
     failed = [name for name, report in reports.items() if not report["verdict"]["ok"]]
     if failed:
-        verdict = reports[failed[0]]["verdict"]
-        told = verdict.get("text", f"the map that is shown ({verdict.get('shown')}) is no better than its controls")
-        raise ValueError(f"{told} (all figures: {out}/{failed[0]}.json)")
+        raise ValueError(f"{reports[failed[0]]['verdict']['text']} (all figures: {out}/{failed[0]}.json)")
     return reports
 
 

@@ -131,16 +131,20 @@ class Translator(Writer):
             assert batch.source is not None
             words = [framed(self.tokenizer, text, NO_LIMIT) for text in targets[start : start + batch_size]]
             captions = pad_sequence([torch.tensor(row) for row in words], True, PAD)[:, None]
-            with torch.inference_mode():
-                attention = self.model(replace(batch, captions=captions).to(self.device), need_attention=True).attention
-            if attention is None:
-                raise NoAttention("this model has no attention, so there is no alignment to give")
-            weights = attention[:, 0].mean((2, 3)).float().cpu().numpy()  # (B, T, N)
+            weights = np.concatenate(self.fitting(self._attention, replace(batch, captions=captions)))
             found += [
                 self.by_words(w, row[1:], source)
                 for w, row, source in zip(weights, words, batch.source.tolist(), strict=True)
             ]
         return found
+
+    def _attention(self, batch: Batch) -> NDArray[Any]:
+        """(B, T, N) while the captions of a batch are read, as the mean over layers and heads."""
+        with torch.inference_mode():
+            attention = self.model(batch.to(self.device), need_attention=True).attention
+        if attention is None:
+            raise NoAttention("this model has no attention, so there is no alignment to give")
+        return attention[:, 0].mean((2, 3)).float().cpu().numpy()
 
     def by_words(self, weights: NDArray[Any], tokens: Iterable[int], source: Iterable[int]) -> NDArray[np.float64]:
         """weights (T, N) over target and source tokens -> (target words, source words): see `align`."""

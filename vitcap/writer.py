@@ -97,11 +97,16 @@ class Writer(Door):
     def write(
         self, batch: Batch, *, search: Search, generator: torch.Generator | None = None, need_attention: bool = False
     ) -> list[Caption]:
-        """One Caption for each record of a batch, the lesser ones of an n-best list under `alternatives`."""
-        with torch.inference_mode():
-            memory = self.model.encode(batch.to(self.device))
-            found = search(self.model.decoder, memory, generator=generator, need_attention=need_attention)
-        return self.read_captions(found)
+        """One Caption for each record of a batch, the lesser ones of an n-best list under `alternatives`. A batch that
+        does not fit the memory is halved."""
+
+        def work(part: Batch) -> list[Caption]:
+            with torch.inference_mode():
+                memory = self.model.encode(part.to(self.device))
+                found = search(self.model.decoder, memory, generator=generator, need_attention=need_attention)
+            return self.read_captions(found)
+
+        return [caption for part in self.fitting(work, batch, generator=generator) for caption in part]
 
     def read(self, batch: Batch, tokens: Sequence[int], *, need_attention: bool = False) -> Caption:
         """The Caption of given tokens (ids without BOS, the final EOS included) of the one record of a batch, read by

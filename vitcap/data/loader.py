@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitcap.data.images import ImageError
 from vitcap.data.records import CaptionRecord
 from vitcap.data.tokenizer import Tokenizer
+from vitcap.machine import map_large_blocks
 from vitcap.processes import Share, any_of
 from vitcap.types import BOS, EOS, PAD, Batch
 
@@ -218,9 +219,12 @@ class EpochBatches:
             yield [(self.epoch, i) for i in batch]
 
 
-def _ignore_interrupts(worker: int) -> None:
-    # Ctrl-C reaches every process of a terminal; a worker that dies of it takes the checkpoint of the main one along.
+def _prepare(worker: int) -> None:
+    map_large_blocks()
+    # Ctrl-C reaches every process of a terminal, and a scheduler's SIGTERM every process of a job; a worker that dies
+    # of it takes the checkpoint of the main one along. At the program's end a worker that hangs is sent a second one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
 class BatchLoader(DataLoader[Any]):
@@ -243,7 +247,7 @@ class BatchLoader(DataLoader[Any]):
         if on_bad not in ("error", "skip"):
             raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")
         # A generator of its own: the default would draw its base seed from the global one that drives dropout.
-        options |= {"generator": torch.Generator(), "worker_init_fn": _ignore_interrupts}
+        options |= {"generator": torch.Generator(), "worker_init_fn": _prepare}
         super().__init__(dataset, batch_sampler=batches, collate_fn=collate, **options)
         self.batches, self.on_bad = batches, on_bad
         self.bad: dict[int | str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ class RecordData(L.LightningDataModule):
     """Records of one source in splits, and loaders of them that go on where a resumed run stopped.
 
     source: see the subclasses; `.split(name)` gives its records. batch_size, eval_batch_size: records of a batch.
+    num_workers: processes that read records, 0 for the main one alone. worker_start: how they come to be: "fork",
+    "spawn" or "forkserver"; None as Python does it on this system.
     on_bad: "error" or "skip" for records that cannot be read. train_limit, val_limit: first so many records only.
     seed: of the order of the records and of every random choice.
 
@@ -37,6 +40,7 @@ class RecordData(L.LightningDataModule):
         batch_size: int,
         eval_batch_size: int,
         num_workers: int,
+        worker_start: str | None,
         on_bad: str,
         train_limit: int | None,
         val_limit: int | None,
@@ -48,6 +52,11 @@ class RecordData(L.LightningDataModule):
         require_options(**{f"{split}_limit": (limit, 1) for split, limit in limits.items() if limit is not None})
         if on_bad not in ("error", "skip"):
             raise ValueError(f"data.on_bad={on_bad}: choose error or skip")
+        if worker_start not in (None, *(known := multiprocessing.get_all_start_methods())):
+            raise ValueError(
+                f"data.worker_start={worker_start}: this system has {', '.join(known)}, or null for its own"
+            )
+        self.worker_start = worker_start
         self.source = source
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.on_bad, self.limits, self.seed = on_bad, limits, seed
@@ -91,6 +100,7 @@ class RecordData(L.LightningDataModule):
             EpochBatches(len(self.records(split)), size, shuffle=train, **options),
             on_bad=self.on_bad,
             num_workers=self.num_workers,
+            multiprocessing_context=self.worker_start if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )

@@ -36,7 +36,7 @@ class CaptionData(RecordData):
     cache: folder for features of the encoder's frozen part; None computes them anew from the pictures each time.
     cache_key: "bytes" or "mtime". cache_flip: also cache mirrored pictures and train on both at random.
     check: "auto" looks at the data before training, "off" does not; see check_training.
-    eval_batch_size, num_workers, on_bad, train_limit, val_limit, seed: see RecordData.
+    eval_batch_size, num_workers, worker_start, on_bad, train_limit, val_limit, seed: see RecordData.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class CaptionData(RecordData):
         batch_size: int = 32,
         eval_batch_size: int = 64,
         num_workers: int = 0,
+        worker_start: str | None = None,
         captions_per_image: int = 5,
         tokenizer: str | None = "word",
         min_count: int = 5,
@@ -77,6 +78,7 @@ class CaptionData(RecordData):
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
+            worker_start=worker_start,
             on_bad=on_bad,
             train_limit=train_limit,
             val_limit=val_limit,

@@ -45,7 +45,7 @@ class Preprocess:
         _check_filter(self.interpolation)
         if self.mode not in _MODES:
             raise ValueError(f"mode {self.mode!r}: choose one of {', '.join(_MODES)}")
-        if not 0 < self.crop_pct <= 1:
+        if not isinstance(self.crop_pct, int | float) or not 0 < self.crop_pct <= 1:
             raise ValueError(f"crop_pct {self.crop_pct}: a fraction above 0 and at most 1 is wanted")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean {self.mean}, std {self.std}: three numbers each are wanted, std above 0")

@@ -58,6 +58,9 @@ def write_split(
     for bad in processes.gather(loader.bad):
         data.bad[split].update(bad)
     data.require_all(split, (id_ for id_, _ in pairs))
+    if not pairs:
+        first = next(iter(data.bad[split].values()), "the split is empty")
+        raise ValueError(f"data={data.source.name}, split {split}: no record can be read ({first})")
     return dict(pairs)
 
 

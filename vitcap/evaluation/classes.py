@@ -11,6 +11,7 @@ from vitcap import processes
 from vitcap.classifier import Classifier
 from vitcap.data.pictures import CaptionData
 from vitcap.evaluation.report import headline, write_json
+from vitcap.files import whole
 from vitcap.metrics.classification import Predictions, score
 from vitcap.viz.confusion import confusion_picture
 
@@ -67,7 +68,7 @@ def evaluate_classes(
         return "", {}
     names = classifier.class_names
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / "predictions.csv", "w", newline="", encoding="utf-8") as file:
+    with whole(out / "predictions.csv") as part, open(part, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(("id", "class", "predicted", "probability"))
         for id_, label, guess, sure in zip(found.ids, found.labels, found.predicted, found.confidence, strict=True):
@@ -83,5 +84,6 @@ def evaluate_classes(
     report = {"scores": card.corpus, "facts": card.facts}
     write_json(out / "scores.json", report)
     write_json(out / "per_class.json", {"facts": about, "accuracy": card.per_class})
-    confusion_picture(card.confusion, names).save(out / "confusion.png")
+    with whole(out / "confusion.png") as part:
+        confusion_picture(card.confusion, names).save(part, "PNG")
     return f"{headline(about, f'{len(found)} images')}\n{card.table()}", report

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitcap.files import whole
 from vitcap.metrics import java
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def headline(facts: dict[str, Any], count: str) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Readable JSON in UTF-8; NaN, which JSON does not have, is an error."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    with whole(path) as part:
+        part.write_text(text + "\n", encoding="utf-8")
 
 
 def preflight(*, meteor: Java = False, spice: Java = False) -> None:

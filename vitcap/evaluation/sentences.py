@@ -12,6 +12,7 @@ from vitcap.data.sentences import SentenceData
 from vitcap.evaluation.captions import write_split
 from vitcap.evaluation.judging import sentence_judge
 from vitcap.evaluation.report import describe_search, headline, write_json
+from vitcap.files import whole
 from vitcap.metrics.alignment import alignment_scores, links_from_attention, scores_by_length
 from vitcap.translator import NoAttention, Translator
 from vitcap.viz.curves import length_curves
@@ -46,7 +47,7 @@ def evaluate_sentences(
     clean = data.tokenizer.clean
     records = [record for record in data.records(split) if record.id in texts]
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / "translations.tsv", "w", encoding="utf-8") as file:
+    with whole(out / "translations.tsv") as part, open(part, "w", encoding="utf-8") as file:
         file.write("id\tsource\toutput\ttarget\n")
         for record in records:
             output = " ".join(texts[record.id].split())  # a byte-level tokenizer can spell tabs and line breaks
@@ -80,7 +81,8 @@ def evaluate_sentences(
     # Without any match BLEU is no 0, but a number so small that a scale for it would be nonsense.
     bleu = [(row.low, row.high, round(row.bleu, 6), row.count) for row in by_length]
     chart = length_curves({"exact": bins, "BLEU-4": bleu}, ylabel="share of 1", title=f"{data.source.name}, {split}")
-    chart.save(out / "lengths.png")
+    with whole(out / "lengths.png") as part:
+        chart.save(part, "PNG")
     return _table(report), report
 
 

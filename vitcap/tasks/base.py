@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Self
 
 import lightning as L
+import torch
 from torch import Tensor, nn
 
 from vitcap.tasks.optim import make_optimizer, parameter_groups
@@ -22,8 +24,12 @@ class TrainingTask(L.LightningModule):
 
     rest = "decoder"
     """Name of what is not the encoder, in the logged learning rates."""
-    shared = frozenset({"_trainer"})
+    shared = frozenset({"_trainer", "tell_bad_loss"})
     """Names of what copies share."""
+    tell_bad_loss: Callable[[str], None] | None = None
+    """Told of a loss that is not finite, whose step it then leaves out: see SkipBadSteps."""
+    step_left_out = False
+    """Whether the last optimiser step was left out."""
 
     def __init__(
         self,
@@ -59,6 +65,17 @@ class TrainingTask(L.LightningModule):
         for key, value in self.__dict__.items():
             twin.__dict__[key] = value if key in self.shared else copy.deepcopy(value, memo)
         return twin
+
+    def not_finite(self, reason: str) -> None:
+        """A loss is not finite: the step is left out, or, where nobody watches over the steps, ValueError."""
+        if self.tell_bad_loss is None:
+            raise ValueError(reason)
+        self.tell_bad_loss(reason)
+
+    def log(self, name: str, value: Any, **options: Any) -> None:  # type: ignore[override]
+        """As Lightning's, but a figure of a step that is no number is left out: the mean of the epoch would be none."""
+        if not name.startswith("train/") or bool(torch.as_tensor(value).isfinite()):
+            super().log(name, value, **options)
 
     def no_loss(self) -> Tensor:
         """The loss of a process that has no record of a batch: 0, and of one weight, for the others wait for it."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging
 
 from vitcap import processes
+from vitcap.stopping import Interrupted, handled
 from vitcap.types import require_number
 
 
@@ -67,41 +67,58 @@ def _states() -> tuple[torch.Tensor, list[torch.Tensor] | None]:
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
 
 
-class Interrupted(Exception):
-    """Training stopped by Ctrl-C, between two steps and after a checkpoint."""
+class LastCheckpoint(Checkpoint):
+    """Writes `path` every so many steps and at the end of each epoch; and when the program is asked to end, by Ctrl-C
+    or SIGTERM, which then raises Interrupted.
 
-
-class LastCheckpoint(L.Callback):
-    """Writes `path` every so many steps, at the end of each epoch, and on Ctrl-C, which then raises Interrupted.
-
-    Always between two optimiser steps, since accumulated gradients are in no checkpoint, and under a temporary name
-    first, so that the file is whole and exact at any moment. A second Ctrl-C ends at once. Of several processes all
-    stop at the step that one was asked to, and the first writes.
+    Always between two optimiser steps, since accumulated gradients are in no checkpoint, and after the validation that
+    follows a step, so that a run that goes on there has its scores, the best model's among them. A second Ctrl-C ends
+    at once. Of several processes all stop at the step that one was asked to, and the first writes.
     """
 
     def __init__(self, path: Path, *, every: int) -> None:
         require_number("save_every", every, 1, whole=True)
         self.path, self.every = path, every
-        self._asked, self._asked_at = False, 0.0
-        self._step = 0
-        self._before: Any = None
+        self._asked, self._asked_at = 0, 0.0
+        self._step = self._stop = 0
+        self._signals = ExitStack()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+        self._signals.enter_context(handled(self._ask))
 
     def _ask(self, number: int, frame: Any) -> None:
         now = time.monotonic()
-        if self._asked and now - self._asked_at < 1 and processes.share()[1] > 1:  # sent by terminal and launcher
+        # Sent by terminal and launcher; or by a scheduler, which kills by itself in time.
+        again = processes.share()[1] > 1 and now - self._asked_at < 1
+        if self._asked and (again or number != signal.SIGINT):
             return
         if self._asked:
-            raise KeyboardInterrupt
-        self._asked, self._asked_at = True, now
+            raise Interrupted(number)
+        self._asked, self._asked_at = number, now
         if processes.is_first():
             print(
                 "\nstopping after this step and a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True
             )
+
+    def _save(self, trainer: L.Trainer, *, due: bool) -> None:
+        if processes.any_of(bool(self._asked)):
+            self._stop = max(processes.gather(self._asked))
+        if self._stop or due:
+            trainer.save_checkpoint(self.path)
+
+    def _end(self) -> None:
+        """Only here: what the last step logs is written after its checkpoint."""
+        if self._stop:
+            raise Interrupted(self._stop)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._end()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._end()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -109,20 +126,14 @@ class LastCheckpoint(L.Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        ends = trainer.is_last_batch or trainer.global_step == trainer.max_steps
-        asked = processes.any_of(self._asked)
-        if asked or ends or trainer.global_step % self.every == 0:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_name(f".{self.path.name}.new")
-            trainer.save_checkpoint(temporary)
-            if processes.is_first():
-                os.replace(temporary, self.path)
-        if asked:
-            raise Interrupted
+        if not trainer.is_last_batch and trainer.global_step != trainer.max_steps:  # or the epoch ends with this step
+            self._save(trainer, due=trainer.global_step % self.every == 0)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._save(trainer, due=True)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        self._signals.close()
 
 
 class WeightAverage(EMAWeightAveraging):
@@ -145,6 +156,12 @@ class WeightAverage(EMAWeightAveraging):
         self.update_every_n_steps = 1
         self.update_starting_at_step = None
         self.update_starting_at_epoch = None
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """A step that was left out does not count."""
+        if getattr(pl_module, "step_left_out", False):
+            self._latest_update_step = trainer.global_step
+        super().on_train_batch_end(trainer, pl_module, *args)
 
 
 def clock(seconds: float) -> str:

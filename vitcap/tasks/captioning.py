@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitcap.decoding import constrain, sample
+from vitcap.memory import Halving
 from vitcap.models.captioner import CaptionModel
 from vitcap.processes import collect, first, in_all, share, weigh
 from vitcap.tasks.base import TrainingTask
@@ -82,19 +83,19 @@ class CaptionTask(TrainingTask):
         self.doubly_stochastic, self.reinforce, self.entropy = doubly_stochastic, reinforce, entropy
         self.baseline: float | None = None
         self.captions: dict[Id, str] = {}
-        self._found: dict[int, tuple[float, int, dict[Id, str]]] = {}
+        self.fitting = Halving("validation")
+        self._found: dict[int, list[tuple[float, int, dict[Id, str]]]] = {}
 
     def require_finite(self, loss: Tensor, batch: Batch) -> None:
-        """ValueError with the likely cause unless the loss is a number."""
+        """Tell of the likely cause (see `not_finite`) unless the loss is a number."""
         if bool(torch.isfinite(loss)):
             return
         wrong = [name for name, p in self.model.named_parameters() if not torch.isfinite(p).all()]
-        cause = (
-            f"weights are not finite ({wrong[0]})" if wrong else f"records {', '.join(map(str, batch.ids[:3]))}, ..."
-        )
-        raise ValueError(
-            f"the loss is {float(loss)} at step {self.global_step} ({cause}): lower task.lr, lengthen task.warmup, or "
-            "set trainer.precision=32-true"
+        records = f"records {', '.join(map(str, batch.ids[:3]))}, ..."
+        cause = f"weights are not finite ({wrong[0]})" if wrong else records
+        self.not_finite(
+            f"the loss is {float(loss.detach())} at step {self.global_step} ({cause}): lower task.lr, lengthen "
+            "task.warmup, or set trainer.precision=32-true"
         )
 
     def _fed(self, memory: Memory, captions: Tensor) -> Tensor:
@@ -149,8 +150,9 @@ class CaptionTask(TrainingTask):
         if "choice" in means:
             choice, entropy, likelihood = means["choice"][0], means["entropy"], float(means["likelihood"][1])
             if self.baseline is None:  # the first batch only tells what a caption's likelihood is like
-                self.baseline, choice = likelihood, 0.0 * choice
-            self.baseline = 0.9 * self.baseline + 0.1 * likelihood
+                choice = 0.0 * choice
+            if math.isfinite(likelihood):
+                self.baseline = 0.9 * (likelihood if self.baseline is None else self.baseline) + 0.1 * likelihood
             self.log("train/places_entropy", -entropy[1], batch_size=tokens)
             loss = loss + self.reinforce * choice + self.entropy * entropy[0]
         self.require_finite(loss, batch)
@@ -180,19 +182,21 @@ class CaptionTask(TrainingTask):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss without smoothing, and free-running captions."""
-        if not len(batch):  # of several processes some have a batch less
-            return
+        if len(batch):  # of several processes some have a batch less
+            self._found[in_all(batch_idx)] = self.fitting(self._judge, batch)
+
+    def _judge(self, batch: Batch) -> tuple[float, int, dict[Id, str]]:
+        """Mean loss, the number of words that it is over, and the captions of a batch."""
         assert batch.captions is not None
         memory = self.model.encode(batch)
         logits = self.model.decoder(memory, batch.captions[:, :, :-1]).logits
         loss, tokens = caption_loss(logits, batch.captions[:, :, 1:])
         best = self.search(self.model.decoder, memory).tokens[:, 0].tolist()
-        captions = {id_: self.decode(words) for id_, words in zip(batch.ids, best, strict=True)}
-        self._found[in_all(batch_idx)] = float(loss), tokens, captions
+        return float(loss), tokens, {id_: self.decode(words) for id_, words in zip(batch.ids, best, strict=True)}
 
     def on_validation_epoch_end(self) -> None:
         """Scores of the whole split, the same in every process and for any number of them."""
-        found = collect(self._found)
+        found = [part for parts in collect(self._found) for part in parts]
         self.captions = {id_: caption for _, _, captions in found for id_, caption in captions.items()}
         if self.trainer.sanity_checking or not found:
             return

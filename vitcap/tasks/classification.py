@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import v2
 
+from vitcap.memory import Halving
 from vitcap.metrics.classification import Predictions, check_labels, score
 from vitcap.models.classifier import ImageClassifier
 from vitcap.processes import collect, in_all, share, weigh
@@ -59,6 +60,7 @@ class ClassifyTask(TrainingTask):
         self.mix_probability = mix_probability
         kinds = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
         self.mixes = [kind(alpha=alpha, num_classes=model.classes) for kind, alpha in kinds if alpha]
+        self.fitting = Halving("validation")
         self._seen: dict[int, Predictions] = {}
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -95,7 +97,9 @@ class ClassifyTask(TrainingTask):
         logits = self.model(Batch(batch.ids, images=images, features=batch.features)).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         if not torch.isfinite(loss):
-            raise ValueError(f"the loss is {loss.item()} at step {self.global_step}: {self._cause(images, logits)}")
+            records = ", ".join(map(str, batch.ids[:3]))
+            cause = f"{self._cause(images, logits)} (records {records}, ...)"
+            self.not_finite(f"the loss is {loss.item()} at step {self.global_step}: {cause}")
         return loss
 
     def _cause(self, images: Tensor | None, logits: Tensor) -> str:
@@ -116,7 +120,8 @@ class ClassifyTask(TrainingTask):
         if not len(batch):  # of several processes some have a batch less
             return
         assert batch.labels is not None
-        self._seen[in_all(batch_idx)] = Predictions.of(self.model(batch), batch.labels, batch.ids)
+        logits = torch.cat(self.fitting(self.model, batch))
+        self._seen[in_all(batch_idx)] = Predictions.of(logits, batch.labels, batch.ids)
 
     def on_validation_epoch_end(self) -> None:
         """Scores of the whole split, the same for any number of processes; val/loss is its NLL, without smoothing."""

@@ -23,6 +23,10 @@ PATIENCE = 50
 BASELINES = ("mean", "greedy")
 
 
+class _NothingDrawn(Exception):
+    """No caption can be drawn where the logits are not finite."""
+
+
 class SelfCriticalTask(CaptionTask):
     """A trained CaptionModel in self-critical training.
 
@@ -103,9 +107,8 @@ class SelfCriticalTask(CaptionTask):
         """Drawn captions (B, K, T) and their rewards (B, K)."""
         try:
             found = search(self.model.decoder, memory)
-        except ValueError:  # its options are checked, so the logits are not finite
-            self.require_finite(memory.tokens.new_tensor(math.nan), batch)
-            raise
+        except ValueError as error:  # its options are checked, so the logits are not finite
+            raise _NothingDrawn from error
         captions = [[self.decode(row) for row in rows] for rows in found.tokens.tolist()]
         rewards = self.reward(batch.ids, captions, found.finished.tolist())
         return found.tokens, torch.tensor(rewards, dtype=torch.float32, device=found.tokens.device)
@@ -115,6 +118,12 @@ class SelfCriticalTask(CaptionTask):
         return ["policy", "reward", "baseline", *(["usual"] if self.mix else [])]
 
     def _means(self, batch: Batch) -> dict[str, tuple[Tensor | None, int]]:
+        try:
+            return self._drawn_means(batch)
+        except _NothingDrawn:
+            return {name: (self.no_loss() + math.nan, 1) for name in self._terms}
+
+    def _drawn_means(self, batch: Batch) -> dict[str, tuple[Tensor | None, int]]:
         memory = self.model.encode(batch)
         still = replace(memory, tokens=memory.tokens.detach())
         tokens, rewards = self._rewards(batch, still, self.drawing)
@@ -159,7 +168,7 @@ class SelfCriticalTask(CaptionTask):
 
     def _watch(self, reward: Tensor) -> None:
         """Without any reward (none is below 0) there is no gradient, only time that passes."""
-        self.barren = 0 if bool(reward) else self.barren + 1
+        self.barren = 0 if float(reward) else self.barren + 1
         if self.barren >= PATIENCE:
             raise ValueError(
                 f"the reward has been 0 for {PATIENCE} steps, so nothing is learnt: start from a model trained by "

@@ -1,0 +1,70 @@
+"""Files that are whole or not there at all, however a program ends; and one clear error where the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FULL = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the quota of the disk is used up"}
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside the given one, which it replaces when the block ends well, and is deleted otherwise.
+
+    What is written is on the disk before it has the final name, so that neither a killed process nor a lost machine
+    leaves half of it there; what was there before stays until then. Makes the folder.
+    Raises OSError that names the final path where the disk is full, whatever the writer makes of it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with full_disk_told(path):
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_told(path: str | Path) -> Iterator[None]:
+    """Errors that come of a full disk, as one OSError that names `path`; all others as they are."""
+    try:
+        yield
+    except Exception as error:
+        number = _full(error)
+        if number is None:
+            raise
+        named = error.filename if isinstance(error, OSError) and error.filename else path
+        raise OSError(number, f"{_FULL[number]}: free some; what was written before is whole", str(named)) from error
+
+
+def _full(error: BaseException | None) -> int | None:
+    """The error number of a full disk that an error, or one that it comes of, stands for; None for all others."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return error.errno
+        for number in _FULL:  # safetensors has only the text of the system
+            if os.strerror(number) in str(error):
+                return number
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def clear_parts(*folders: Path) -> None:
+    """Delete what `whole` leaves in these folders when a process is killed."""
+    for folder in folders:
+        for part in folder.glob(".*.part"):
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ def row(image: object, caption: object = "a dog") -> dict[str, object]:
     [
         ([], "no results in the file"),
         ({"annotations": [row(1)]}, "list of image_id and caption, found dict"),
-        ([row(1), row(2), row(1)], "more than one entry of the results for id 1"),
+        ([row(1), row(2), row(1, "other")], "more than one entry of the results for id 1"),
         ([row(1)], "1 of 2 images have a caption, missing are 2"),
         ([row(1), row(2), row(3)], "references have no images 3"),
         ([row("1"), row("2")], r"ids are str \('1'\), those of the references int \(1\)"),

@@ -451,8 +451,8 @@ def test_records_are_cheap():
     ("options", "message"),
     [
         ({"root": "photos"}, "data.root"),
-        ({"train_size": 0}, "data.train_size"),
-        ({"val_size": -1}, "data.val_size"),
+        ({"train_size": 0}, "data.source.train_size"),
+        ({"val_size": -1}, "data.source.val_size"),
         ({"image_size": 8}, "data.image_size"),
     ],
 )

@@ -103,7 +103,7 @@ def test_unreadable_files(tmp_path):
         read_weights(tmp_path)
     for name in ("page.pth", "page.safetensors"):
         (tmp_path / name).write_text("<!DOCTYPE html><html>not found</html>")
-        with pytest.raises(ValueError, match=f"{name} is not a "):
+        with pytest.raises(ValueError, match=f"{name}: an HTML or XML page"):
             read_weights(tmp_path / name)
     save_file({"a": torch.ones(1000)}, tmp_path / "cut.safetensors")
     whole = (tmp_path / "cut.safetensors").read_bytes()

@@ -7,25 +7,26 @@ pickles are opened with `weights_only=True`, and only models of vitcap.models an
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from vitcap import untrusted
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
-from vitcap.decoding import Search
+from vitcap.files import whole
 from vitcap.models.captioner import CaptionModel
+from vitcap.models.weights import misnamed, read_torch, unwrapped
 from vitcap.record import View
+from vitcap.untrusted import CheckpointError, Within, build
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
@@ -37,17 +38,17 @@ PARTS = {
 """Kind of model -> what its description holds."""
 
 
-class CheckpointError(ValueError):
-    """A file that is no usable model; the message names it and says what it is."""
-
-
 @dataclass(frozen=True)
 class Saved:
-    """Content of a model file at `path`. description: plain JSON types (see `describe`); weights: of the model."""
+    """Content of a model file at `path`. description: plain JSON types (see `describe`); weights: of the model.
+
+    others: what else a .ckpt holds, the state of training, by type.
+    """
 
     description: dict[str, Any]
     weights: dict[str, Tensor]
     path: Path
+    others: dict[str, type] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -103,7 +104,7 @@ def view_of(description: dict[str, Any]) -> View | None:
         or not all(v is None or (isinstance(v, list) and v and all(type(i) is int for i in v)) for v in lists)
     ):
         raise CheckpointError(
-            f"view {plain!r}: a method, and layers and heads as lists of numbers or null, are wanted, such as "
+            f"view {str(plain)[:80]}: a method, and layers and heads as lists of numbers or null, are wanted, such as "
             '{"method": "attention", "layers": [-1], "heads": null}'
         )
     layers, heads = (None if v is None else tuple(v) for v in lists)
@@ -125,25 +126,6 @@ def difference(saved: dict[str, Any], own: dict[str, Any]) -> tuple[str, Any, An
     return None
 
 
-def build(part: dict[str, Any], **more: Any) -> Any:
-    """Instance of `_target_`, a model of vitcap.models or a search of vitcap.decoding; other entries, and `more`, are
-    arguments."""
-    target = str(part.get("_target_", ""))
-    module, _, name = target.rpartition(".")
-    if not module.startswith("vitcap.models.") and module != "vitcap.decoding":
-        raise CheckpointError(f"refused to build {target!r}: a model file may only name models and searches of vitcap")
-    try:
-        made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        raise CheckpointError(f"this version of vitcap has no {target!r}: the model needs another version") from None
-    if not (isinstance(made, type) and issubclass(made, (nn.Module, Search))):
-        raise CheckpointError(f"refused to build {target!r}: it is no model and no search")
-    try:
-        return made(**{key: value for key, value in part.items() if key != "_target_"}, **more)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{target} cannot be built from the model's config: {error}") from None
-
-
 def rebuild(saved: Saved, kind: str | None = None) -> Any:
     """The model of a file, in evaluation mode. Raises CheckpointError, which names the file, when it is of another kind
     than the given one, or its weights and config do not fit."""
@@ -156,7 +138,15 @@ def rebuild(saved: Saved, kind: str | None = None) -> Any:
 def rebuild_search(saved: Saved) -> Any:
     """The decoding that a file brings along. Raises CheckpointError, which names the file."""
     with _naming(saved.path):
-        return build(saved.description["decode"])
+        search = build(saved.description["decode"])
+        for name, most in (
+            ("max_length", untrusted.LONGEST),
+            ("beams", untrusted.MOST_BEAMS),
+            ("samples", untrusted.MOST_BEAMS),
+        ):
+            if getattr(search, name, 0) > most:
+                raise CheckpointError(f"decode.{name}={getattr(search, name)}: at most {most} is believed")
+        return search
 
 
 @contextmanager
@@ -169,13 +159,21 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _rebuild(saved: Saved) -> nn.Module:
     d = saved.description
-    encoder = build(d["encoder"])
-    scale = {key: d["preprocess"][key] for key in ("mean", "std")} if "preprocess" in d else {}
+    untrusted.check_parts(d, tensors=len(saved.weights))
     model: nn.Module
-    if "head" in d:
-        model = build(d["head"], encoder=encoder, **scale)
-    else:
-        model = CaptionModel(encoder, build(d["decoder"]), **scale)
+    with Within(saved.path.stat().st_size if saved.path.exists() else sum(t.nbytes for t in saved.weights.values())):
+        encoder = build(d["encoder"])
+        preprocess = untrusted.preprocessing(d, encoder)
+        scale = {} if preprocess is None else {"mean": preprocess.mean, "std": preprocess.std}
+        if "head" in d:
+            model = build(d["head"], encoder=encoder, **scale)
+        else:
+            decoder, width = build(d["decoder"]), d["decoder"].get("memory_width")
+            if width != getattr(encoder, "width", None):
+                raise CheckpointError(f"decoder.memory_width is {width}, the encoder's width {encoder.width}")
+            model = CaptionModel(encoder, decoder, **scale)
+    untrusted.check_words(d)
+    untrusted.check_classes(d)
     load_weights(model, saved)
     return model.eval()
 
@@ -190,13 +188,17 @@ def load_weights(model: nn.Module, saved: Saved) -> None:
     ]
     if wrong:
         raise CheckpointError(f"weights do not fit the model's own config: {'; '.join(wrong[:3])}")
-    absent = set(_untied(model.state_dict())) - set(saved.weights)
+    own = model.state_dict()
+    for name, tensor in saved.weights.items():
+        if tensor.is_floating_point() != own[name].is_floating_point():
+            raise CheckpointError(f"weights do not fit the model: {name} is {tensor.dtype}, not {own[name].dtype}")
+    absent = set(untied(model.state_dict())) - set(saved.weights)
     if absent:
         raise CheckpointError(f"weights are missing: {', '.join(sorted(absent)[:3])}")
     model.load_state_dict(saved.weights, strict=False)
 
 
-def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights with each shared tensor once, under its first name."""
     seen: set[int] = set()
     kept = {}
@@ -212,14 +214,14 @@ def write(path: str | Path, model: nn.Module, description: dict[str, Any]) -> Pa
     from safetensors.torch import save_file
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    weights = {name: t.detach().cpu().contiguous() for name, t in _untied(model.state_dict()).items()}
-    try:
-        save_file(weights, temporary, metadata={"vitcap": json.dumps(description)})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    weights = {name: t.detach().cpu().contiguous() for name, t in untied(model.state_dict()).items()}
+    with whole(path) as temporary, TemporaryDirectory(prefix=".", suffix=".part", dir=path.parent) as folder:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        # It makes a temporary file of its own, under a name that nobody else knows, and for this user alone.
+        save_file(weights, Path(folder, path.name), metadata={"vitcap": json.dumps(description)})
+        os.replace(Path(folder, path.name), temporary)
+        temporary.chmod(mode)
     return path
 
 
@@ -231,29 +233,35 @@ def read(path: str | Path) -> Saved:
         if not inside.exists():
             raise CheckpointError(f"{path}: the folder holds no {MODEL_FILE}; name a model file or a finished run")
         path = inside
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file; name a model.safetensors, a .ckpt, or the folder of a run")
+    if not path.is_file():
+        what = "no regular file" if path.exists() else "no such file"
+        raise CheckpointError(f"{path}: {what}; name a model.safetensors, a .ckpt, or the folder of a run")
+    if told := misnamed(path):
+        raise CheckpointError(f"{path}: {told}")
     with open(path, "rb") as f:
-        head = f.read(128)
-    if not head:
-        raise CheckpointError(f"{path}: 0 bytes, the file is empty; copy or download it again")
-    if head.startswith(b"version https://git-lfs"):
-        raise CheckpointError(f"{path}: a git-lfs pointer, not the model itself; run `git lfs pull`")
-    if head.lstrip()[:1] == b"<":
-        raise CheckpointError(f"{path}: an HTML or XML page, not a model; the download went wrong")
-    saved = _read_zip(path) if head.startswith(b"PK") else _read_safetensors(path)
+        head = f.read(9)
+    if head.startswith(b"\x80") and head[8:] != b"{":
+        raise CheckpointError(
+            f"{path}: neither a safetensors file nor a .ckpt but a Python pickle, which could run code"
+        )
+    with _naming(path):
+        saved = _read_zip(path) if head.startswith(b"PK") else _read_safetensors(path)
+        saved = replace(saved, description=untrusted.plain(saved.description))
     if not isinstance(saved.description, dict) or not isinstance(saved.description.get("format"), int):
         raise CheckpointError(f"{path}: no vitcap model: it has weights but no description of the model")
     if saved.description["format"] > FORMAT:
         raise CheckpointError(
             f"{path}: written by a newer vitcap (format {saved.description['format']}, this one reads {FORMAT}); update"
         )
-    if saved.kind not in PARTS:
+    if not isinstance(saved.kind, str) or saved.kind not in PARTS:
         raise CheckpointError(f"{path}: a model of an unknown kind, {saved.kind!r}")
     if absent := [name for name in PARTS[saved.kind] if name not in saved.description]:
         raise CheckpointError(f"{path}: the model's description lacks {', '.join(absent)}")
     with _naming(path):
         view_of(saved.description)
+        untrusted.check_weights(saved.weights)
+        if not isinstance(saved.description.get("facts", {}), dict):
+            raise CheckpointError("facts: an object is wanted")
     return saved
 
 
@@ -265,24 +273,20 @@ def _read_safetensors(path: Path) -> Saved:
             metadata = f.metadata() or {}
             weights = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
         return Saved(json.loads(metadata.get("vitcap", "null")), weights, path)
-    except (SafetensorError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path}: neither a safetensors file nor a .ckpt, or damaged ({error})") from None
+    except (SafetensorError, ValueError, OSError, RecursionError, KeyError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"neither a safetensors file nor a .ckpt, or damaged ({untrusted.one_line(str(error))})"
+        ) from None
 
 
 def _read_zip(path: Path) -> Saved:
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path}: the file is cut or damaged; copy or download it again")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).splitlines()[0][:200]
-        if reason.startswith("Weights only load failed"):  # torch goes on to say how to run what is in the file
-            reason = "it holds Python objects, which could run code"
-        raise CheckpointError(f"{path}: not a checkpoint that can be opened safely ({reason})") from None
-    if not isinstance(content, dict) or "vitcap" not in content or "state_dict" not in content:
-        raise CheckpointError(f"{path}: a torch file, but no vitcap checkpoint (it lacks the description of the model)")
-    weights = {}
-    for name, tensor in content["state_dict"].items():
-        # Wrappers put their own prefixes before the names: torch.compile, DistributedDataParallel, the training task.
-        weights[re.sub(r"^((module|model)\.)+", "", name.replace("_orig_mod.", ""))] = tensor
-    return Saved(content["vitcap"], weights, path)
+        content = read_torch(path)
+    except ValueError as error:
+        raise CheckpointError(f"not a checkpoint that can be opened safely ({error})") from None
+    state = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or "vitcap" not in content or not isinstance(state, dict):
+        raise CheckpointError("a torch file, but no vitcap checkpoint (it lacks the description of the model)")
+    # Wrappers put their own prefixes before the names: torch.compile, DistributedDataParallel, the training task.
+    weights = {re.sub(r"^((module|model)\.)+", "", unwrapped(str(name))): tensor for name, tensor in state.items()}
+    return Saved(content["vitcap"], weights, path, {name: type(part) for name, part in content.items()})

@@ -12,6 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitcap.data.karpathy import find_lists, split_by_lists
 from vitcap.data.reading import image_folder, only_file, plain_path, read_json
 from vitcap.data.records import Entry, FileSource
@@ -27,7 +30,8 @@ class CocoSource(FileSource):
         `<split><year>`, `images/<split><year>`, `<split>`, `images/<split>`, `images` and the root itself.
     val_fraction, split_seed, on_missing, report: see FileSource.
 
-    An annotation of an unknown image and two files under one image id are errors: captions must not change pictures.
+    Two files under one image id are an error: captions must not change pictures. So is an annotation of an image that
+    is not in the file's list, but with on_missing="skip".
     """
 
     name = "coco"
@@ -76,7 +80,7 @@ class CocoSource(FileSource):
     def _entries(self, split: str) -> list[Entry]:
         path = self.annotations[split]
         data = read_json(path)
-        for what, count in _validate(data, path).items():
+        for what, count in _validate(data, path, skip=self.on_missing == "skip").items():
             self._note(what, str(path), count)
         if not data["images"]:
             raise ValueError(f"{path}: no images in it")
@@ -218,8 +222,9 @@ class KarpathySource(FileSource):
         return self._by_split[split]
 
 
-def _validate(data: Any, path: Path) -> Counter[str]:
-    """One clear error for what is no COCO captions file; counts of what is odd but harmless."""
+def _validate(data: Any, path: Path, *, skip: bool = False) -> Counter[str]:
+    """One clear error for what is no COCO captions file; counts of what is odd but harmless. skip: leave out
+    annotations of images that are not in the list."""
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("images", "annotations")):
         raise ValueError(f"{path}: {_kind(data)}, not a COCO captions file (lists of images and of annotations)")
     counts: Counter[str] = Counter()
@@ -241,11 +246,14 @@ def _validate(data: Any, path: Path) -> Counter[str]:
         ids.add(str(annotation.setdefault("id", number)))
         if not _is_id(annotation["id"]):
             raise ValueError(f"{path}: annotation {number} has the id {annotation['id']!r}; a number is wanted")
-    if unknown:
+    if unknown and not skip:
         raise ValueError(
             f"{path}: {len(unknown)} of {len(data['annotations'])} annotations are of images that are not in its image "
-            f"list, first of image id {unknown[0]!r}"
+            f"list, first of image id {unknown[0]!r} (data.source.on_missing=skip leaves them out)"
         )
+    if unknown:
+        data["annotations"] = [a for a in data["annotations"] if a["image_id"] in files]
+        counts[f"annotations of unlisted images skipped (first of image id {unknown[0]!r})"] = len(unknown)
     if data["annotations"] and not any("caption" in annotation for annotation in data["annotations"]):
         raise ValueError(f"{path}: no annotation has a caption (an instances file?); a captions file is wanted")
     counts["repeated annotation ids kept"] = len(data["annotations"]) - len(ids)
@@ -278,3 +286,15 @@ def _index(data: dict[str, Any]) -> tuple[dict[Any, dict[str, Any]], dict[Any, l
     with contextlib.redirect_stdout(io.StringIO()):
         index.createIndex()
     return index.imgs, index.imgToAnns
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
+    """(height, width) mask of an instance: polygons, or run lengths, plain or packed. ValueError for anything else."""
+    from pycocotools import mask
+
+    try:
+        packed = isinstance(segmentation, dict) and not isinstance(segmentation["counts"], list)
+        runs = segmentation if packed else mask.frPyObjects(segmentation, height, width)
+        return mask.decode(mask.merge(runs) if isinstance(runs, list) else runs).astype(bool)
+    except Exception as error:  # it raises bare Exceptions, too
+        raise ValueError(f"no mask: {str(segmentation)[:60]} ({error})") from None

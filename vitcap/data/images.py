@@ -26,8 +26,8 @@ MAX_PIXELS = 64_000_000
 """Largest picture that is decoded: 256 MB as Pillow stores it, and more than full-frame cameras record."""
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
-"""Formats that are decoded, in Pillow's names (which has MPO, of phones, as a kind of JPEG). Others stay closed whatever Pillow could do: for PostScript it starts
-Ghostscript, which runs the program that such a file is."""
+"""Formats that are decoded, in Pillow's names (MPO, of phones, is a kind of JPEG). Others stay closed, whatever
+Pillow could do: for PostScript it starts Ghostscript, which runs the program that such a file is."""
 
 # `load_image` has its own limit, and says so in one line.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

@@ -5,6 +5,7 @@ Lengths are pixels of the upright picture; boxes are (x0, y0, x1, y1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,7 +81,7 @@ class CocoInstances:
         try:
             names = {category["id"]: str(category["name"]) for category in data["categories"]}
             self._sizes = {i["id"]: (int(i["width"]), int(i["height"])) for i in data["images"]}
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"{path}: an image without id, width and height, or a category without a name: {error}"
             ) from None
@@ -91,7 +92,7 @@ class CocoInstances:
         for number, row in enumerate(data["annotations"]):
             try:
                 self._found[row["image_id"]].append(self._instance(row, names))
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 hint = " (a captions file?)" if isinstance(row, dict) and "caption" in row else ""
                 what = f"{type(error).__name__} {error}"
                 raise ValueError(
@@ -103,6 +104,8 @@ class CocoInstances:
 
     def _instance(self, row: dict[str, Any], names: dict[Any, str]) -> Instance:
         left, top, width, height = (float(number) for number in row["bbox"])
+        if not all(map(math.isfinite, (left, top, width, height))):
+            raise ValueError(f"bbox {row['bbox']}")
         across, down = self._sizes[row["image_id"]]
         return Instance(
             names[row["category_id"]],

@@ -64,6 +64,9 @@ def split_by_lists(
     official = [*train2014, *val2014]
     by_id = {entry.image_id: entry for entry in official}
     by_name = {entry.path.name: entry for entry in official}
+    if min(len(by_id), len(by_name)) < len(official):
+        twice = next(e for e in official if by_id[e.image_id] is not e or by_name[e.path.name] is not e)
+        raise ValueError(f"{twice.where}: its id or its name {twice.path.name} is that of another image, too")
     splits: dict[str, list[Entry]] = {}
     listed: dict[int | str, str] = {}
     for split, path in lists.items():
@@ -92,7 +95,7 @@ def _lines(path: Path) -> Iterable[tuple[str, list[str]]]:
 def _entry(words: Sequence[str], where: str, by_id: Mapping[int | str, Entry], by_name: Mapping[str, Entry]) -> Entry:
     """The picture that a line names."""
     name = os.path.basename(words[0].replace("\\", "/"))
-    entry = by_id.get(int(name)) if name.isdecimal() else by_name.get(name)
+    entry = by_id.get(int(name)) if re.fullmatch(r"[0-9]{1,18}", name) else by_name.get(name)
     if entry is None:
         raise ValueError(
             f"{where}: image {words[0]} is neither in captions_train2014.json nor in captions_val2014.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,24 @@ def read_text(path: Path) -> str:
         ) from None
 
 
+def parse_json(text: str) -> Any:
+    """JSON in which no object has a key twice: readers keep the last and drop the others without a word."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise ValueError(f"an object has the key {twice!r} more than once")
+        return content
+
+    return json.loads(text, object_pairs_hook=once)
+
+
 def read_json(path: Path) -> Any:
     """A UTF-8 JSON file; ValueError with line and column where it is cut or broken."""
     text = read_text(path)
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         ended = "; the file is cut" if error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg else ""
         raise ValueError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}{ended}") from None

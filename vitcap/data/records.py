@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,7 @@ class FileSource(ABC):
         place depends on its id and split_seed only, through a hash, so that adding images moves few others.
     on_missing: "error" or "skip" for pictures that are not on disk.
     report: counts over the splits read so far: images, captions, and everything skipped or repaired.
+    places: where in the files that was, as far as a reader tells.
     """
 
     name = "files"
@@ -85,6 +86,7 @@ class FileSource(ABC):
             raise ValueError(f"on_missing {on_missing!r}: choose error or skip")
         self.val_fraction, self.split_seed, self.on_missing = val_fraction, split_seed, on_missing
         self.report: Counter[str] = Counter()
+        self.places: defaultdict[str, list[str]] = defaultdict(list)
         self._read: dict[str, list[CaptionRecord]] = {}
 
     @abstractmethod
@@ -99,6 +101,8 @@ class FileSource(ABC):
         """Count something that a reader has skipped or repaired; the first of its kind is logged with its place."""
         if count and what not in self.report:
             log.warning("%s: %s (counted from here on)", where, what)
+        if count:
+            self.places[what].append(where)
         self.report[what] += count
 
     def _why_not(self, split: str) -> str:
@@ -158,6 +162,9 @@ class FileSource(ABC):
         examples: dict[str, str] = {}
         records, missing, listing = [], [], _Listing()
         for entry in entries:
+            if _is_broken(f"{entry.image_id}/{entry.path.name}"):
+                told = ascii(f"{entry.where}: {entry.path.name}, id {entry.image_id}")
+                raise ValueError(f"{self.root}: a name or id with broken characters, which no file can hold: {told}")
             captions = []
             for raw in entry.captions:
                 caption, remark = clean_caption(raw)
@@ -212,6 +219,10 @@ class _Listing:
         if path.parent not in self._names:
             self._names[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
         return path.name in self._names[path.parent] or path.is_file()
+
+
+def _is_broken(text: str) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in text)  # half of a pair of UTF-16
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ from vitcap.data.scene_drawing import box, draw, mask
 from vitcap.data.scene_language import describe
 from vitcap.data.scene_truth import Truth, check
 from vitcap.data.scenes import SHAPES, Scene, sample_scene
+from vitcap.types import require_number
 
 SPLITS = ("train", "val", "test")
 _FIRST_ID = {"train": 1, "val": 10_000_001, "test": 20_000_001}
@@ -71,8 +73,9 @@ class ShapesSource:
             raise ValueError(f"data.root={root}: the shapes are drawn, not read; leave data.root empty for data=shapes")
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         for split, size in self.sizes.items():
-            if not 0 < size <= _MAX_SIZE:
-                raise ValueError(f"data.{split}_size={size}: must be between 1 and {_MAX_SIZE}")
+            require_number(f"data.source.{split}_size", size, 1, _MAX_SIZE, whole=True)
+        require_number("data.source.seed", seed, -math.inf, whole=True)
+        require_number("data.source.image_size", image_size, -math.inf, 4096, whole=True)
         if image_size < 32:
             raise ValueError(
                 f"data.image_size={image_size}: must be at least 32 pixels, or small shapes cannot be told apart"

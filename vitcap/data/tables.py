@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitcap.data.reading import image_folder, only_file, plain_path, read_text
+from vitcap.data.reading import image_folder, only_file, parse_json, plain_path, read_text
 from vitcap.data.records import Entry, FileSource
 
 _FLICKR_FILES = [
@@ -33,6 +32,7 @@ _FLICKR_LISTS = {
 }
 _SPLIT_NAMES = {"dev": "val", "valid": "val", "validation": "val"}
 _HEADER = re.compile(r"(image|img|photo|file)[ _]?(id|name)?", re.IGNORECASE)
+_NUMBER = re.compile(r"#\d*\s*$")
 _PIPE_DEFECT = re.compile(r"\s*(\d+)\s+(\S.*)")
 
 
@@ -98,7 +98,7 @@ class FlickrSource(FileSource):
         separator = "\t" if token_file else next((s for s in "\t|," if s in header), "\t")
         for number, line in enumerate(lines, 1):
             key, found, caption = line.strip("\r").partition(separator)
-            name = plain_path(key.rpartition("#")[0] or key)
+            name = plain_path(_NUMBER.sub("", key))
             if not line.strip() or (number == 1 and _HEADER.fullmatch(key.strip())):
                 continue
             if not found or not name:
@@ -121,7 +121,9 @@ class FlickrSource(FileSource):
         """Split -> image names; an image in two lists is an error."""
         if not self.lists:
             return {"train": list(self._captions)}
-        by_stem = {Path(name).stem: name for name in self._captions}
+        by_stem: dict[str, list[str]] = {}
+        for name in self._captions:
+            by_stem.setdefault(Path(name).stem, []).append(name)
         splits: dict[str, list[str]] = {}
         seen: dict[str, str] = {}
         for split, path in self.lists.items():
@@ -131,7 +133,10 @@ class FlickrSource(FileSource):
                 listed = plain_path(line)
                 if not listed:
                     continue
-                name = listed if listed in self._captions else by_stem.get(listed, listed)
+                fits = [listed] if listed in self._captions else by_stem.get(listed, [listed])
+                if len(fits) > 1:
+                    raise ValueError(f"{path}: line {number}: {listed} may be {fits[0]} or {fits[1]}: write it whole")
+                name = fits[0]
                 if name in seen:
                     raise ValueError(f"{path}: line {number}: {name} is listed already: {seen[name]}")
                 seen[name] = f"{path.name} line {number}"
@@ -241,7 +246,8 @@ class TableSource(FileSource):
             if lacking := [name for name in wanted if name not in header]:
                 hint = "; are the fields separated by ; or |?" if set(";|") & set("".join(header)) else ""
                 raise ValueError(
-                    f"{self.file}: no column {' and no column '.join(map(str, lacking))}; line 1 names {header}{hint}"
+                    f"{self.file}: no column {' and no column '.join(map(str, lacking))}; line 1 names "
+                    f"{str(header)[:200]}{hint}"
                 )
             number = 1 + reader.line_num
             for fields in reader:
@@ -261,7 +267,7 @@ class TableSource(FileSource):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except (ValueError, RecursionError) as error:
                 reason = getattr(error, "msg", None) or str(error).partition(";")[0]
                 raise ValueError(f"{self.file}: line {number} is cut or not JSON: {reason}") from None

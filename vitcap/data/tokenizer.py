@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,6 +15,9 @@ from vitcap.types import BOS, EOS, PAD, UNK
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 KINDS = ("word", "bpe", "space")
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese: no blanks between words.
+_WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+log = logging.getLogger(__name__)
 
 
 def _word_pipeline(tokenizer: _Library) -> None:
@@ -70,8 +75,13 @@ class Tokenizer:
             probe = _Library(models.WordLevel({}, unk_token=SPECIAL[UNK]))
             pipeline(probe)
             counts: Counter[str] = Counter()
+            number = 0
             for caption in captions:
+                number += 1
                 counts.update(probe.normalizer.normalize_str(_whole(caption)).split())
+            text = "".join(counts)
+            if counts.total() < 3 * number and 2 * len(_WITHOUT_BLANKS.findall(text)) > len(text):
+                log.warning("sentences without blanks between words are one word each: set data.tokenizer=bpe")
             # Most frequent first, then by the alphabet, so that the same captions give the same ids anywhere.
             kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
             if not kept:
@@ -163,6 +173,20 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
-        """Inverse of to_json."""
-        saved = json.loads(text)
-        return cls(_Library.from_str(json.dumps(saved["library"], ensure_ascii=False)), saved["kind"])
+        """Inverse of to_json. Raises ValueError for text that no tokenizer of this class has given."""
+        try:
+            saved = json.loads(text)
+            kind, parts = saved["kind"], saved["library"]
+            extra = [name for name in ("truncation", "padding", "post_processor") if parts.get(name) is not None]
+            library = _Library.from_str(json.dumps(parts, ensure_ascii=False))
+            unknown = parts["model"].get("unk_token")
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(f"no tokenizer that can be read ({type(error).__name__}: {str(error)[:80]})") from None
+        if kind not in KINDS or extra or (kind != "bpe" and unknown != SPECIAL[UNK]):
+            raise ValueError(f"a tokenizer of the kind {kind!r} with {', '.join(extra) or f'unk_token {unknown!r}'}")
+        ids = library.get_vocab()
+        if sorted(ids.values()) != list(range(len(ids))) or [ids.get(token) for token in SPECIAL] != [0, 1, 2, 3]:
+            raise ValueError(
+                f"the vocabulary wants each of the ids 0 to {len(ids) - 1} once, and {', '.join(SPECIAL)} as 0 to 3"
+            )
+        return cls(library, kind)

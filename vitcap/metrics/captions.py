@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vitcap.files import whole
 from vitcap.metrics import java
 from vitcap.metrics.bleu import bleu
 from vitcap.metrics.cider import DocumentFrequencies, cider_d
-from vitcap.metrics.diversity import shuffled_control, statistics, warnings
+from vitcap.metrics.diversity import is_unsegmented, shuffled_control, statistics, warnings
 from vitcap.metrics.ptb import tokenize
 from vitcap.metrics.rouge import rouge_l
 
@@ -127,6 +128,11 @@ def score(
         facts["tokeniser"] = "none (captions were given as tokens)"
     facts |= {"idf": source} | statistics(told, references=gold, training=known)
     facts["warnings"] = warnings(facts, images=len(ids))
+    if is_unsegmented([caption for captions in gold for caption in captions]):
+        facts["warnings"].append(
+            "the references are in a script without blanks between words, and whole sentences count as one word: "
+            "separate the words of both files"
+        )
     if len(ids) > 1:
         by_id = dict(zip(ids, told, strict=True)), dict(zip(ids, gold, strict=True))
         facts[CONTROL] = control = shuffled_control(*by_id, seed=seed, frequencies=frequencies)
@@ -223,8 +229,5 @@ def _describe_references(ids: Sequence[Any], references: Sequence[Sequence[str]]
 def write_results(path: str | Path, captions: Mapping[Any, str]) -> None:
     """Write the COCO results format, in the order of `captions`; the file appears whole or not at all."""
     rows = [{"image_id": i if isinstance(i, str) else int(i), "caption": caption} for i, caption in captions.items()]
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    part.write_text(json.dumps(rows, indent=0), encoding="utf-8")
-    part.replace(target)
+    with whole(path) as part:
+        part.write_text(json.dumps(rows, indent=0), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, pairwise
@@ -63,6 +64,17 @@ def statistics(
         "bad_ending_rate": sum(bool(w) and w[-1] in BAD_ENDINGS for w in words) / len(words),
         "empty_captions": lengths.count(0),
     }
+
+
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese: no blanks between words.
+_WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+
+def is_unsegmented(captions: Sequence[str]) -> bool:
+    """Whether tokenised captions are mostly in a script without blanks, and have hardly more than one word each."""
+    text = "".join(captions)
+    words = sum(len(caption.split()) for caption in captions)
+    return words < 3 * len(captions) and 2 * len(_WITHOUT_BLANKS.findall(text)) > len(text.replace(" ", "")) > 0
 
 
 def warnings(facts: Mapping[str, Any], *, images: int) -> list[str]:

@@ -63,16 +63,22 @@ def read_results(path: str | Path, references: Iterable[Any] | None = None, *, p
     """Image id -> caption, from a file in the COCO results format: a list of {"image_id": ..., "caption": ...}.
 
     references: the image ids (or the mapping that `read_references` gives) that the file must cover exactly; partial:
-    some of them will do. Raises ValueError, naming the file and the ids, for duplicate, missing, unknown or wrongly
-    typed ids and for captions that are no text.
+    some of them will do. Equal entries for one image count once. Raises ValueError, naming the file and the ids, for
+    missing, unknown or wrongly typed ids, two captions of one image, and captions that are no text.
     """
+    return _read_results(path, references, partial)[0]
+
+
+def _read_results(path: str | Path, references: Iterable[Any] | None, partial: bool) -> tuple[dict[Any, str], int]:
+    """`read_results`, and how many entries repeat an earlier one (as samplers of several processes make them)."""
     data = _read_json(path)
     if not isinstance(data, list):
         raise ValueError(f"{path}: COCO results are a list of image_id and caption, found {type(data).__name__}")
     if not data:
         raise ValueError(f"{path}: no results in the file")
-    ids = _ids(path, data, "image_id", "results")
-    captions = _texts(path, data, ids)
+    ids = _ids(path, data, "image_id", "results", repeated=True)
+    pairs = list(dict.fromkeys(zip(ids, _texts(path, data, ids), strict=True)))
+    ids = _ids(path, [{"image_id": i} for i, _ in pairs], "image_id", "results")
     if references is not None:
         wanted = list(references)
         try:
@@ -84,7 +90,7 @@ def read_results(path: str | Path, references: Iterable[Any] | None = None, *, p
             elif type(ids[0]) is type(wanted[0]):
                 remedy = "; are the two files of the same images?"
             raise ValueError(f"{error}{remedy}") from None
-    return dict(zip(ids, captions, strict=True))
+    return dict(pairs), len(data) - len(pairs)
 
 
 def evaluate_files(
@@ -103,11 +109,14 @@ def evaluate_files(
     Raises FileNotFoundError, and ValueError naming the file and the ids, before anything is computed.
     """
     references = read_references(annotations)
-    hypotheses = read_results(results, references, partial=partial)
+    hypotheses, merged = _read_results(results, references, partial)
     total = len(references)
     references = {i: captions for i, captions in references.items() if i in hypotheses}
     files: dict[str, Any] = {"results": str(results), "annotations": str(annotations)}
     card = score(hypotheses, references, as_lines=as_lines, about=files | dict(about or {}), **options)
+    if merged:
+        card.facts["repeated_results_merged"] = merged
+        card.facts["warnings"].append(f"{merged} entries of the results repeat another, and count once")
     if len(references) < total:
         card.facts["images_without_caption"] = total - len(references)
         card.facts["warnings"].append(
@@ -185,6 +194,9 @@ def _read_json(path: str | Path) -> Any:
         raise ValueError(
             f"{path}: not JSON, or cut short: line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists without end
+        reason = str(error).removeprefix(f"{path}: ").partition(";")[0]
+        raise ValueError(f"{path}: JSON that cannot be read ({reason})") from None
 
 
 def _ids(path: str | Path, rows: list[Any], key: str, where: str, *, repeated: bool = False) -> list[Any]:

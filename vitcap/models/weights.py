@@ -88,7 +88,8 @@ def find_weights(path: str | Path) -> Path:
     if not str(path).startswith("package:"):
         file = Path(path).expanduser()
         if not file.is_file():
-            raise FileNotFoundError(f"weights file {file} {'is a folder' if file.is_dir() else 'does not exist'}")
+            what = "is a folder" if file.is_dir() else "is no regular file" if file.exists() else "does not exist"
+            raise FileNotFoundError(f"weights file {file} {what}")
         return file
     name = str(path).removeprefix("package:").replace("-", "_")
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -99,6 +100,33 @@ def find_weights(path: str | Path) -> Path:
     if len(files) != 1:
         raise FileNotFoundError(f"weights={path}: expected one weight file in {roots[0]}, found {len(files)}")
     return files[0]
+
+
+def misnamed(path: Path) -> str | None:
+    """What a file is that only has the name of a file of weights: empty, a pointer, a page; None if it may be one."""
+    with path.open("rb") as file:
+        head = file.read(128)
+    if not head:
+        return "0 bytes, the file is empty; copy or download it again"
+    if head.startswith(b"version https://git-lfs"):
+        return "a git-lfs pointer, not the weights themselves; run `git lfs pull`"
+    if head[8:9] == b"{":  # safetensors: the length of a header may begin like anything
+        return None
+    if head.lstrip()[:1] == b"<":
+        return "an HTML or XML page, not weights; the download went wrong"
+    if head.startswith(b"PK") and not zipfile.is_zipfile(path):
+        return "the file is cut or damaged; copy or download it again"
+    return None
+
+
+def not_finite(name: str, tensor: Tensor) -> str | None:
+    """How many numbers of a tensor are none, with its name; None if all are finite."""
+    if not tensor.is_floating_point():
+        return None
+    wide = tensor.float() if tensor.element_size() < 2 else tensor  # numbers of 8 bits cannot be summed
+    if math.isfinite(float(wide.sum())) or not (count := int((~wide.isfinite()).sum())):
+        return None
+    return f"{name}: {count} of {tensor.numel()} numbers are NaN or infinite"
 
 
 def read_torch(path: Path) -> Any:
@@ -133,6 +161,8 @@ def read_weights(path: str | Path) -> State:
     Raises FileNotFoundError or ValueError, naming the file.
     """
     file = find_weights(path)
+    if told := misnamed(file):
+        raise ValueError(f"{file}: {told}")
     try:
         if file.suffix == ".safetensors":
             content: Any = load_file(file)
@@ -147,6 +177,8 @@ def read_weights(path: str | Path) -> State:
             content = content[wrapper]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise ValueError(f"{file} holds no state dict (tensors by name) but {type(content).__name__}")
+    if bad := next((told for name, tensor in content.items() if (told := not_finite(name, tensor))), None):
+        raise ValueError(f"{file}: {bad}")
     state = {unwrapped(str(name)): tensor for name, tensor in content.items()}
     if all(name.startswith("model.") for name in state):  # of a training program
         state = {name.removeprefix("model."): tensor for name, tensor in state.items()}

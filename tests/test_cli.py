@@ -494,7 +494,8 @@ def test_overlay_formats(scripted, photos, tmp_path, capsys):
 
 
 def test_overlay_of_a_word_that_one_caption_lacks(scripted, photos, tmp_path, capsys):
-    command = ["overlay", *photos[:2], "--model", "m", "--out", str(tmp_path), "--format", "sheet,grid", "--word", "10"]
+    command = ["overlay", *photos[:2], "--model", "m", "--out", str(tmp_path / "o"), "--format", "sheet,grid"]
+    command += ["--word", "10"]
     assert main(command) == 1
     out, err = capsys.readouterr()
     assert [line.rpartition("/")[2] for line in out.splitlines()] == ["p0.png", "p1.png", "p1.grid.png"]
@@ -535,6 +536,7 @@ def test_overlay_draws_a_saved_record_without_a_model(scripted, photos, tmp_path
     [
         (["--word", "1"], "--word is for --format grid"),
         (["--top-classes", "2"], "--top-classes is for models that classify"),
+        (["--method", "attention", "--discard", "0.5"], "--discard is for the method rollout, which is not drawn here"),
         (["--caption", "x", "--beams", "2"], "--beams is for captions that the model writes; --caption gives one"),
         (["--caption", "x", "--sample"], "--sample is for captions that the model writes"),
     ],
@@ -542,6 +544,48 @@ def test_overlay_draws_a_saved_record_without_a_model(scripted, photos, tmp_path
 def test_overlay_options_that_do_not_fit(scripted, photos, tmp_path, capsys, options, message):
     assert main(["overlay", photos[0], "--model", "m", "--out", str(tmp_path / "o"), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_overlay_never_writes_over_its_photos(scripted, photos, tmp_path, monkeypatch, capsys):
+    before = Path(photos[0]).read_bytes()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "o").mkdir()
+    for folder in (str(tmp_path), ".", "o/.."):
+        assert main(["overlay", photos[0], "--model", "m", "--out", folder]) == 2
+        assert f"--out {folder}: {photos[0]} lies in it and could be written over" in capsys.readouterr().err
+    assert Path(photos[0]).read_bytes() == before
+    assert main(["overlay", photos[0], "--model", "m", "--out", "o", "--save-record"]) == 0
+    assert main(["overlay", "o/p0.npz", "--out", "o"]) == 0, "a picture beside its record"
+    assert main(["overlay", "o/p0.npz", "--out", "o", "--save-record"]) == 2
+
+
+def test_overlay_files_of_two_photos_never_fall_together(scripted, photos, tmp_path, capsys):
+    names = ["a.png", "a.grid.png", "a.01-level.png", "b" * 240 + "1.png", "b" * 240 + "2.png", "漢" * 80 + ".png"]
+    paths = [str(Path(photos[0]).rename(tmp_path / names[0]))]
+    for name in names[1:]:
+        paths.append(str(tmp_path / name))
+        os.link(paths[0], paths[-1])
+    out = tmp_path / "o"
+    command = ["overlay", *paths, "--model", "m", "--out", str(out), "--save-record"]
+    assert main([*command, "--format", "sheet,gif,grid,maps"]) == 0
+    files = [line.partition("\t")[2] for line in capsys.readouterr().out.splitlines()]
+    assert len(files) == len({file.casefold() for file in files}) == len(names) * 5
+    assert len(list(out.iterdir())) == len(names) * (5 + 5 + 2) - len(names), "the sheet and the GIF share their text"
+
+
+def test_overlay_goes_on_after_a_record_that_cannot_be_read(scripted, photos, tmp_path, capsys):
+    assert main(["overlay", *photos[:2], "--model", "m", "--out", str(tmp_path / "o"), "--save-record"]) == 0
+    (tmp_path / "o" / "p0.npz").write_bytes(b"")
+    capsys.readouterr()
+    records = [str(tmp_path / "o" / name) for name in ("p0.npz", "none.npz", "p1.npz")]
+    assert main(["overlay", *records, "--out", str(tmp_path / "again")]) == 1
+    out, err = capsys.readouterr()
+    assert out == f"{records[2]}\t{tmp_path / 'again' / 'p1.png'}\n"
+    assert "p0: no attention record that can be read" in err
+    assert "none.json: no such file" in err
+    assert err.endswith("vitcap: 2 of 3 files could not be read\n")
+    assert main(["overlay", records[2], "--out", photos[0]]) == 2
+    assert f"--out {photos[0]}: this folder cannot be made" in capsys.readouterr().err
 
 
 # a real model

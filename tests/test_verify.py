@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -409,3 +411,32 @@ def test_the_command_line_is_checked(files, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "text.jpg" in err
     assert "verdict: all within" in out, "the other picture is checked all the same"
+
+
+def test_the_report_takes_any_name_and_its_folder_is_made_first(files, tmp_path, capfdbinary, monkeypatch):
+    model, picture = map(str, files)
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        shutil.copy(picture, name)
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes only UTF-8 names")
+    assert main(["verify", name, "--model", model, "--json", "r.json", "--quiet"]) == 0
+    assert json.loads(Path("r.json").read_text(encoding="utf-8"))["checked"][0]["source"] == name
+    capfdbinary.readouterr()
+    assert main(["verify", name, "--model", model, "--json", f"{picture}/r.json"]) == 2
+    out, err = capfdbinary.readouterr()
+    assert out == b"", "before any work"
+    assert b"--json" in err
+    assert b"cannot be made" in err
+
+
+def test_a_translator_is_checked_on_sentences_only(files, tmp_path, capsys, monkeypatch):
+    door = Translator(
+        CaptionModel(TransformerTextEncoder(vocab_size=TOKENIZER.vocab_size, **SMALL), transformer(24)),
+        TOKENIZER,
+        TOKENIZER,
+    )
+    monkeypatch.setattr("vitcap.cli.verify.load", lambda *_: door)
+    assert main(["verify", str(files[1]), "--model", "m"]) == 2
+    assert "photo.png: a file, and m translates; give sentences" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from vitcap.files import whole
 from vitcap.record import AttentionRecord, View
 from vitcap.viz.alignment import describe_record_alignment, record_alignment
 from vitcap.viz.animation import animation
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # these import torch, for which `vitcap overlay --help` need 
 
 FORMATS = ("sheet", "gif", "grid", "maps")
 """Kinds of pictures of a record: a tile for each word, an animation, one word by layer and head, a picture a word."""
+
+_LONG = 160  # bytes of a name: file systems take 255, and a number, a word and a suffix are added
 
 
 def draw_record(
@@ -65,7 +68,8 @@ def draw_record(
         save_sheet(files[-1], sheet(record, view, **options), lines)
     if "gif" in formats:
         files.append(folder / f"{name}.gif")
-        files[-1].write_bytes(animation(record, view, comment="\n".join(lines), **options))
+        with whole(files[-1]) as part:
+            part.write_bytes(animation(record, view, comment="\n".join(lines), **options))
         save_lines(files[-1], lines)
     if "grid" in formats:
         index = find_word(record, word, view)
@@ -74,7 +78,7 @@ def draw_record(
         save_sheet(files[-1], head_grid(record, index, view.method, **options), [lines[0], *heads])
     if "maps" in formats:
         for index, one in enumerate(record.words):
-            text = re.sub(r"[^\w-]+", "-", one.text).strip("-")[:40]
+            text = cut(re.sub(r"[^\w-]+", "-", one.text).strip("-"), 40)
             files.append(folder / f"{name}.{index + 1:02d}-{text or 'word'}.png")
             save_sheet(files[-1], word_figure(record, index, view, **options), [*lines[:2], lines[2 + index]])
     return files
@@ -90,7 +94,7 @@ def find_word(record: AttentionRecord, word: int | str | None, view: View | None
         return highest_word(record, view)
     if isinstance(word, str) and word in texts:  # before numbers: a word may be one
         return texts.index(word)
-    number = int(word) if re.fullmatch(r"\d+", str(word)) else -1
+    number = int(word) if re.fullmatch(r"\d{1,9}", str(word)) else -1
     if not 0 <= number < len(texts):
         listed = ", ".join(f"{index} {text}" for index, text in enumerate(texts))
         raise ValueError(f"word {word!r} is not there: {record.text!r} has {listed or 'no words'}")
@@ -181,12 +185,13 @@ def alignment_page(
 def unique_names(paths: Sequence[str]) -> list[str]:
     """A file name without suffix for each path: its own, numbered where two would fall together.
 
-    Letter case does not tell names apart, as on the file systems of Windows and macOS.
+    Letter case does not tell names apart, as on the file systems of Windows and macOS. Long names are cut, so that
+    there is room for what is added; a name such as "dog.grid", which the grid of "dog" would have, gets another dot.
     """
     taken: set[str] = set()
     names = []
     for path in paths:
-        stem = Path(path).stem or "photo"
+        stem = cut(re.sub(r"\.(?=(grid|\d+-[\w-]*)$)", "_", Path(path).stem), _LONG) or "photo"
         name, count = stem, 1
         while name.casefold() in taken:
             count += 1
@@ -196,19 +201,28 @@ def unique_names(paths: Sequence[str]) -> list[str]:
     return names
 
 
+def cut(text: str, most: int) -> str:
+    """The beginning of a text, at most so many bytes of a file's name."""
+    while len(text.encode("utf-8", "replace")) > most:
+        text = text[:-1]
+    return text
+
+
 def save_sheet(target: Path, page: Image.Image, lines: Sequence[str]) -> None:
     """Write a page as PNG, and its lines both into it and beside it as .txt."""
     text = _writable(lines)
     information = PngInfo()
     information.add_itxt("Title", text.partition("\n")[0].partition(": ")[2])
     information.add_itxt("Description", text)
-    page.save(target, pnginfo=information)
+    with whole(target) as part:
+        page.save(part, "PNG", pnginfo=information)
     save_lines(target, lines)
 
 
 def save_lines(target: Path, lines: Sequence[str]) -> None:
     """Write the lines of a picture beside it, as .txt."""
-    target.with_name(f"{target.stem}.txt").write_text(_writable(lines) + "\n", encoding="utf-8")
+    with whole(target.with_name(f"{target.stem}.txt")) as part:
+        part.write_text(_writable(lines) + "\n", encoding="utf-8")
 
 
 def _writable(lines: Sequence[str]) -> str:

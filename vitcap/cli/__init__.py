@@ -1,5 +1,6 @@
-"""The command line: `vitcap caption` writes captions, `vitcap overlay` draws where the model looked, `vitcap translate`
-writes translations, `vitcap classify` names classes.
+"""The command line: `vitcap caption` writes captions, `vitcap overlay` draws where the model looked, `vitcap viewer`
+makes a page of it, `vitcap verify` checks it, `vitcap translate` writes translations, `vitcap classify` names classes,
+`vitcap check` finds what is wrong with data.
 
 One module a command: `add_options(parser)` declares its options, `run(arguments)` carries it out and returns the exit
 status. Exit status: 0 all well, 1 some pictures or sentences failed or the run broke off, 2 the command line or a file
@@ -14,9 +15,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from vitcap.cli import caption, classify, overlay, translate
+from vitcap.cli import caption, check, classify, overlay, translate, verify, viewer
 
-COMMANDS = {"caption": caption, "overlay": overlay, "translate": translate, "classify": classify}
+COMMANDS = {
+    "caption": caption,
+    "overlay": overlay,
+    "viewer": viewer,
+    "translate": translate,
+    "classify": classify,
+    "verify": verify,
+    "check": check,
+}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 _SEARCH = ("max_length", "min_length", "no_repeat_ngram", "beams", "length_penalty", "temperature", "top_k", "top_p")
@@ -78,6 +80,22 @@ def add_search(parser: argparse.ArgumentParser, what: str = "caption") -> None:
     )
 
 
+def add_rollout(parser: argparse.ArgumentParser) -> None:
+    """How the method rollout is made; read by `rollout_options`."""
+    heads = "how rollout makes one matrix of a layer's heads: mean (default), max or min"
+    parser.add_argument("--fusion", choices=("mean", "max", "min"), help=heads)
+    share = "share of the lowest attention that rollout leaves out, 0 (default) to below 1"
+    parser.add_argument("--discard", type=number(float, 0, 1), metavar="X", help=share)
+
+
+def rollout_options(arguments: argparse.Namespace, methods: Any) -> dict[str, Any]:
+    """Options of `explain` for the method rollout. methods: those that are drawn, None where they are not chosen."""
+    given = {name: value for name in ("fusion", "discard") if (value := getattr(arguments, name)) is not None}
+    if given and methods != "all" and "rollout" not in (methods or ()):
+        raise UsageError(f"--{next(iter(given))} is for the method rollout, which is not drawn here")
+    return {"rollout": given} if given else {}
+
+
 def search_options(arguments: argparse.Namespace) -> list[str]:
     """Names of the options of `add_search` that are given."""
     names = (*_SEARCH, "sample", "seed")
@@ -138,6 +156,18 @@ def load(arguments: argparse.Namespace, *wanted: str) -> Any:
             f"{arguments.model}: a model made to {kind}, not to {' or '.join(wanted)}; use `vitcap {kind}`"
         )
     return model
+
+
+def output_folder(name: str, option: str = "--out") -> Path:
+    """The folder that an option names, which is made where it is missing; UsageError where it cannot be."""
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option} {name}: this folder cannot be made ({error.strerror}); name another") from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} {name}: nothing may be written in this folder; name another")
+    return folder
 
 
 def require_model(arguments: argparse.Namespace) -> None:

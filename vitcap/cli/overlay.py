@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitcap.cli.options import (
     UsageError,
     add_model,
+    add_rollout,
     add_search,
     build_search,
     indices,
     load,
     number,
+    output_folder,
     require_model,
+    rollout_options,
     search_options,
 )
-from vitcap.cli.pictures import picture_paths, progress
+from vitcap.cli.pictures import is_record, load_record, picture_paths, progress
 from vitcap.drawing import FORMATS, draw_record, find_word, unique_names
 from vitcap.record import AttentionRecord
 
@@ -42,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     method = "attention, rollout, relevance or grad-cam, as far as the model has them; the model's own view if left out"
     parser.add_argument("--method", metavar="NAME", help=method)
     choice = "numbered from 0, -1 is the last; several as 0,2; the mean over all if left out"
+    add_rollout(parser)
     parser.add_argument("--layer", type=indices, metavar="N", help=f"layer to show, {choice}")
     parser.add_argument("--head", type=indices, metavar="N", help=f"attention head to show, {choice}")
     word = "word of the grid: its number from 0, or its text; that with the highest peak if left out"
@@ -64,34 +68,41 @@ def run(arguments: argparse.Namespace) -> int:
     "photo<TAB>picture" for each picture.
     """
     paths = picture_paths(arguments.photos, lambda text: None)
-    if any(not _is_record(path) for path in paths):
+    if any(not is_record(path) for path in paths):
         require_model(arguments)
     else:
-        names = ("model", "caption", "top_classes", *search_options(arguments))
+        names = ("model", "caption", "top_classes", "fusion", "discard", *search_options(arguments))
         _refuse(arguments, "for photos; these are records of what a model saw", *names)
     if arguments.word is not None and "grid" not in (arguments.format or ()):
         raise UsageError("--word is for --format grid")
-    folder = Path(arguments.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = output_folder(arguments.out)
     stems = unique_names(paths)
+    _spare([path for path in paths if arguments.save_record or not is_record(path)], folder)
     explained = None if arguments.model is None else _explainer(arguments)
     failed = undrawn = 0
     with progress(len(paths), arguments.quiet, True) as advance:
         for path, stem in zip(paths, stems, strict=True):
-            record = AttentionRecord.load(path) if _is_record(path) or explained is None else explained(path)
+            record = load_record(path) if is_record(path) or explained is None else explained(path)
             if isinstance(record, Exception):
                 failed += 1
                 print(f"vitcap: skipped {record}", file=sys.stderr)
             else:
-                undrawn += not _draw(arguments, record, folder, path, stem)
+                try:
+                    undrawn += not _draw(arguments, record, folder, path, stem)
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from error
             advance()
     if failed:
-        print(f"vitcap: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
+        noun = "files" if any(map(is_record, paths)) else "pictures"
+        print(f"vitcap: {failed} of {len(paths)} {noun} could not be read", file=sys.stderr)
     return 1 if failed or undrawn else 0
 
 
-def _is_record(path: str) -> bool:
-    return Path(path).suffix == ".npz"
+def _spare(paths: Sequence[str], folder: Path) -> None:
+    """UsageError where drawing could write over what it reads: NAME.png, and the caption beside it as NAME.txt."""
+    for path in paths:
+        if folder.resolve() in (Path(path).parent.resolve(), Path(path).resolve().parent):
+            raise UsageError(f"--out {folder}: {path} lies in it and could be written over; name another folder")
 
 
 def _draw(arguments: argparse.Namespace, record: AttentionRecord, folder: Path, path: str, name: str) -> bool:
@@ -128,6 +139,7 @@ def _explainer(arguments: argparse.Namespace) -> Callable[[str], Any]:
 
     door = load(arguments, "caption", "classify")
     options: dict[str, Any] = {} if arguments.method is None else {"methods": [arguments.method]}
+    options |= rollout_options(arguments, options.get("methods"))
     if hasattr(door, "caption"):
         _refuse(arguments, "for models that classify", "top_classes")
         options |= {"caption": arguments.caption}

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from vitcap.cli.options import UsageError
 from vitcap.data.images import ImageError, find_images, load_image
+from vitcap.record import AttentionRecord
 
 _AHEAD = 4  # pictures decoded before they are needed
 _PIXELS = 100_000_000  # a batch of large photos is cut short here: 300 MB of RGB
@@ -36,6 +38,19 @@ def picture_paths(given: Sequence[str], note: Callable[[str], None]) -> list[str
     if len(unique) < len(paths):
         note(f"{len(paths) - len(unique)} pictures were given more than once and are taken once")
     return unique
+
+
+def is_record(path: str) -> bool:
+    """Whether a file is a record of attention, by its name."""
+    return Path(path).suffix == ".npz"
+
+
+def load_record(path: str) -> AttentionRecord | Exception:
+    """The record in a file, or why it cannot be read."""
+    try:
+        return AttentionRecord.load(path)
+    except (ValueError, OSError) as error:
+        return error
 
 
 def _pictures(paths: Sequence[str]) -> Iterator[tuple[str, Any]]:

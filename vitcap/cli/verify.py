@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcap.cli.options import UsageError, add_model, load, require_model
+from vitcap.cli.options import UsageError, add_model, load, output_folder, require_model
 from vitcap.cli.pictures import picture_paths
 from vitcap.data.images import ImageError
 
@@ -44,9 +45,16 @@ def run(arguments: argparse.Namespace) -> int:
     target = None if arguments.json is None else Path(arguments.json)
     if target is not None and target.exists():
         raise UsageError(f"{target} is there already: name another --json, or remove it")
+    if target is not None:
+        output_folder(str(target.parent), "--json")  # now, and not after the work
     note = (lambda text: None) if arguments.quiet else (lambda text: print(f"vitcap: {text}", file=sys.stderr))
-    items = picture_paths(arguments.photos, note)
     door = load(arguments, "caption", "translate", "classify")
+    if hasattr(door, "translate"):
+        items = list(dict.fromkeys(arguments.photos))
+        if files := [item for item in items if os.path.exists(item)]:
+            raise UsageError(f"{files[0]}: a file, and {arguments.model} translates; give sentences")
+    else:
+        items = picture_paths(arguments.photos, note)
     from vitcap.explain.verify import verify
 
     found, unread = [], 0
@@ -62,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     if found and not arguments.quiet:
         print(LEGEND.rstrip())
     if target is not None:
-        target.parent.mkdir(parents=True, exist_ok=True)
         report = {"model": arguments.model, "checked": [_finite(result.to_dict()) for result in found]}
-        target.write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")  # \udcff is JSON, too
     if unread:
         print(f"vitcap: {unread} of {len(items)} pictures could not be read", file=sys.stderr)
     return 0 if found and not unread and all(result.ok for result in found) else 1

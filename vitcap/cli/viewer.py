@@ -11,16 +11,21 @@ from typing import Any
 from vitcap.cli.options import (
     UsageError,
     add_model,
+    add_rollout,
     add_search,
     build_search,
     load,
     number,
+    output_folder,
     require_model,
+    rollout_options,
     search_options,
 )
-from vitcap.cli.pictures import picture_paths, progress
+from vitcap.cli.pictures import is_record, load_record, picture_paths, progress
 from vitcap.record import AttentionRecord
 from vitcap.viz.viewer import Box, viewer_html
+
+_OF_PHOTOS = ("model", "model2", "methods", "caption", "top_classes", "fusion", "discard")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", default="attention.html", help="the page (default: %(default)s)")
     parser.add_argument("--model2", metavar="FILE", help="a second model, shown beside the first on the same words")
     methods = "attention, rollout, relevance, grad-cam; several joined by commas (default: all that the model has)"
-    parser.add_argument("--methods", metavar="NAMES", default="all", help=methods)
+    parser.add_argument("--methods", metavar="NAMES", help=methods)
+    add_rollout(parser)
     parser.add_argument("--annotations", metavar="FILE", help="COCO instance file: the boxes of known objects")
     parser.add_argument("--caption", metavar="TEXT", help="show this caption in place of the model's own")
     classes = "classes to show, of a model that classifies, the likeliest first (default: 5)"
@@ -46,14 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     if out.is_dir():
         raise UsageError(f"--out {out}: a folder; the page is one file, such as attention.html")
+    if out.exists() and out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {out}: is there already and is no page by its name; name another, or remove it")
     paths = picture_paths(arguments.photos, lambda text: None)
-    saved = [Path(path).suffix == ".npz" for path in paths]
+    saved = [is_record(path) for path in paths]
     if not all(saved):
         require_model(arguments)
-    elif given := [name for name in ("model", "model2", "caption", "top_classes") if getattr(arguments, name)]:
+    elif given := [name for name in _OF_PHOTOS if getattr(arguments, name) is not None] + search_options(arguments):
         raise UsageError(f"--{given[0].replace('_', '-')} is for photos; these are records of what a model saw")
     if any(saved) and arguments.model2 is not None:
         raise UsageError("--model2 is for photos only: a record holds no picture that a model could read again")
+    output_folder(str(out.parent))
     known = None if arguments.annotations is None else _instances(arguments.annotations)
     records: list[AttentionRecord] = []
     beside: list[AttentionRecord] = []
@@ -69,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
             boxes.append(None if known is None else _boxes(known, path, pair[0]))
     failed = len(paths) - len(records)
     if failed:
-        print(f"vitcap: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
+        noun = "files" if any(saved) else "pictures"
+        print(f"vitcap: {failed} of {len(paths)} {noun} could not be read", file=sys.stderr)
     if not records:
         return 1
     page = viewer_html(
@@ -80,7 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
         names=[Path(name).name for name in (arguments.model, arguments.model2) if name],
         about=_about(records[0]),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     print(out)
     return 1 if failed else 0
@@ -91,16 +100,17 @@ def _records(
 ) -> Iterator[tuple[str, tuple[AttentionRecord, ...] | Exception]]:
     """Each path with its record, or two records side by side, or why its picture cannot be read."""
     doors, options = ([], {}) if all(saved) else _doors(arguments)
-    for path, is_record in zip(paths, saved, strict=True):
-        if is_record:
-            yield path, (AttentionRecord.load(path),)
+    for path, is_saved in zip(paths, saved, strict=True):
+        if is_saved:
+            found = load_record(path)
+            yield path, found if isinstance(found, Exception) else (found,)
             continue
         from vitcap.data.images import ImageError
         from vitcap.explain import explain
 
         try:
             first = explain(doors[0], path, **options)
-            yield path, (first, *(_again(door, path, first, options) for door in doors[1:]))
+            yield path, (first, *(_again(door, doors[0], path, first, options) for door in doors[1:]))
         except ImageError as error:
             yield path, error
 
@@ -112,7 +122,8 @@ def _doors(arguments: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     kind = "caption" if writes else "classify"
     if arguments.model2 is not None:
         doors.append(load(argparse.Namespace(model=arguments.model2, device=arguments.device), kind))
-    methods = arguments.methods if arguments.methods == "all" else arguments.methods.split(",")
+    methods = "all" if arguments.methods in (None, "all") else arguments.methods.split(",")
+    rollout = rollout_options(arguments, methods)
     search = search_options(arguments)
     if writes and arguments.top_classes:
         raise UsageError("--top-classes is for models that classify; this one writes captions")
@@ -122,19 +133,22 @@ def _doors(arguments: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     if not writes:
         if arguments.caption is not None:
             raise UsageError("--caption is for models that write captions; this one classifies")
-        return doors, {"methods": methods, "top": arguments.top_classes or 5}
-    options = {"methods": methods, "caption": arguments.caption}
+        return doors, {"methods": methods, "top": arguments.top_classes or 5, **rollout}
+    options = {"methods": methods, "caption": arguments.caption, **rollout}
     if arguments.caption is None:
         options |= {"search": build_search(arguments, doors[0].search), "seed": arguments.seed}
     return doors, options
 
 
-def _again(door: Any, path: str, first: AttentionRecord, options: dict[str, Any]) -> AttentionRecord:
-    """What a second model attends to for the words (or classes) of the first."""
+def _again(door: Any, of: Any, path: str, first: AttentionRecord, options: dict[str, Any]) -> AttentionRecord:
+    """What a second model attends to for the words (or classes) of the first, `of`; names of classes may recur."""
     from vitcap.explain import explain
 
-    words = {"caption": first.text or None} if "caption" in options else {"classes": [w.text for w in first.words]}
-    return explain(door, path, methods=options["methods"], **words)
+    if "caption" in options:
+        words: dict[str, Any] = {"caption": first.text or None}
+    else:
+        words = {"classes": [of.classes[index] for index in first.facts["classes"]]}
+    return explain(door, path, methods=options["methods"], rollout=options.get("rollout"), **words)
 
 
 def _about(record: AttentionRecord) -> dict[str, str]:

@@ -359,7 +359,7 @@ def test_the_verdict_fails_where_training_changed_nothing():
     assert report["verdict"]["text"] in table(report)
 
 
-def test_the_view_that_is_chosen_is_the_best_layer_and_head_unless_training_changed_nothing(monkeypatch, tmp_path):
+def test_the_view_that_is_chosen_is_the_best_layer_unless_training_changed_nothing(monkeypatch, tmp_path):
     def chosen(*given):
         def evaluated(door, data, split, **options):
             if not given:
@@ -370,7 +370,7 @@ def test_the_view_that_is_chosen_is_the_best_layer_and_head_unless_training_chan
         monkeypatch.setattr(module, "evaluate_grounding", evaluated)
         return module.choose_view(None, None, "val", out=tmp_path, search=None)
 
-    assert chosen(*[GIVEN[0]] * 12) == View("attention", (0,), (0,))  # head 1 looks evenly
+    assert chosen(*[GIVEN[0]] * 12) == View("attention", (0,))
     assert chosen(*[(caption, {}, told) for caption, _, told in [GIVEN[0]] * 12]) is None
     assert chosen() is None
 

@@ -26,7 +26,7 @@ from vitcap.models.classifier import ImageClassifier
 from vitcap.progress import bar
 from vitcap.tasks.base import TrainingTask
 from vitcap.translator import Translator
-from vitcap.types import Batch
+from vitcap.types import Batch, require_number
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +183,8 @@ def _is_text(cfg: DictConfig) -> bool:
 
 def _check_lengths(cfg: DictConfig, decoder: nn.Module) -> None:
     """Now, and not at the first long caption or after the first epoch."""
+    for name in ("decode", "validation_decode"):
+        require_number(f"{name}.max_length", cfg[name].max_length, 1, whole=True)
     limit: Any = getattr(decoder, "max_length", None)
     asked = {"data": cfg.data.max_length - 1} | {k: cfg[k].max_length for k in ("decode", "validation_decode")}
     for option, length in asked.items():

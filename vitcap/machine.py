@@ -29,8 +29,8 @@ def keep_freed_memory() -> bool:
 def map_large_blocks() -> bool:
     """Let the C library map every block of a megabyte or more by itself, which the kernel has back when it is freed.
 
-    For loader workers, which hand a whole batch over and forget it: in its heap the small things that live longer (torch
-    remembers 128 tensors that it shared) keep what is around them. Undoes `keep_freed_memory`. Only for glibc.
+    For loader workers, which hand a whole batch over and forget it: in its heap the small things that live longer
+    (torch remembers 128 tensors that it shared) keep what is around them. Undoes `keep_freed_memory`. Only for glibc.
     """
     m_mmap_threshold, m_mmap_max = -3, -4
     return _glibc("mallopt", m_mmap_max, 65536) and _glibc("mallopt", m_mmap_threshold, 2**20)

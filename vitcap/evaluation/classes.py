@@ -68,7 +68,8 @@ def evaluate_classes(
         return "", {}
     names = classifier.class_names
     out.mkdir(parents=True, exist_ok=True)
-    with whole(out / "predictions.csv") as part, open(part, "w", newline="", encoding="utf-8") as file:
+    options: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+    with whole(out / "predictions.csv") as part, open(part, "w", **options) as file:
         rows = csv.writer(file)
         rows.writerow(("id", "class", "predicted", "probability"))
         for id_, label, guess, sure in zip(found.ids, found.labels, found.predicted, found.confidence, strict=True):

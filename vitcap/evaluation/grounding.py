@@ -130,12 +130,12 @@ def evaluate_grounding(
 def choose_view(
     door: Captioner, data: CaptionData, split: str, *, out: Path, search: Search, seed: int = 0, limit: int = 200
 ) -> View | None:
-    """The layer and head of the decoder's attention (or a mean of them) that look most at the objects which nouns name,
-    by lift over the first `limit` pictures of a split. What it was chosen by is written to `out`; see
-    `evaluate_grounding`.
+    """The layer of the decoder's attention, its heads averaged (or the mean of all layers), that looks most at the
+    objects which nouns name, by lift over the first `limit` pictures of a split. What it was chosen by is written to
+    `out`; see `evaluate_grounding`. A single head may look at them more, and tell less of what other words depend on.
 
     None, the mean of all, where nobody knows the objects of the pictures, no caption names one, the model has no such
-    attention, or that of random weights looks at the objects as much: the best of many heads would be an accident.
+    attention, or that of random weights looks at the objects as much.
     """
     options: dict[str, Any] = {"search": search, "seed": seed, "limit": limit}
     try:
@@ -145,9 +145,8 @@ def choose_view(
     except (ValueError, FileNotFoundError) as error:
         log.info("the view that overlays show stays the mean of all layers and heads: %s", error)
         return None
-    best = report["best"][0]
-    layers, heads = (None if best[part] is None else (best[part],) for part in ("layer", "head"))
-    return View("attention", layers, heads)
+    best = next(one for one in report["best"] if one["head"] is None)
+    return View("attention", None if best["layer"] is None else (best["layer"],))
 
 
 def _explained(

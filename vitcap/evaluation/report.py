@@ -36,7 +36,7 @@ def write_json(path: Path, content: Any) -> None:
     """Readable JSON in UTF-8; NaN, which JSON does not have, is an error."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     with whole(path) as part:
-        part.write_text(text + "\n", encoding="utf-8")
+        part.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def preflight(*, meteor: Java = False, spice: Java = False) -> None:

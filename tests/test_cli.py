@@ -648,6 +648,9 @@ def test_overlay_of_a_real_model_draws_a_given_caption_by_any_method(model_file,
     np.testing.assert_allclose(record.maps["grad-cam"], expected.maps["grad-cam"], atol=1e-6)
     lines = (out / "p.txt").read_text(encoding="utf-8").splitlines()
     assert lines == describe_record(expected, View("grad-cam"))
+    assert capsys.readouterr().err == ""
+    assert main([*command, "--caption", "a qqzzx cat"]) == 0
+    assert "p.png: the model does not know qqzzx; drawn as unknown words" in capsys.readouterr().err
     assert main([*command, "--method", "lime"]) == 2
     assert "method 'lime': there is no such method; this model has attention, " in capsys.readouterr().err
 

@@ -22,7 +22,7 @@ from vitcap.cli.options import (
     rollout_options,
     search_options,
 )
-from vitcap.cli.pictures import is_record, load_record, picture_paths, progress
+from vitcap.cli.pictures import is_record, load_record, picture_paths, progress, tell_unknown
 from vitcap.drawing import FORMATS, draw_record, find_word, unique_names
 from vitcap.record import AttentionRecord
 
@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
                 failed += 1
                 print(f"vitcap: skipped {record}", file=sys.stderr)
             else:
+                tell_unknown(path, record)
                 try:
                     undrawn += not _draw(arguments, record, folder, path, stem)
                 except ValueError as error:

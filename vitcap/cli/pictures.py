@@ -95,6 +95,12 @@ def results_of(
     yield from flush(batch)
 
 
+def tell_unknown(path: str, record: Any) -> None:
+    """A line on stderr where words of a given caption are none of the model's."""
+    if words := record.facts.get("unknown_words"):
+        print(f"vitcap: {path}: the model does not know {', '.join(words)}; drawn as unknown words", file=sys.stderr)
+
+
 @contextmanager
 def progress(total: int, quiet: bool, prints: bool) -> Iterator[Callable[[], None]]:
     """A progress bar on stderr; gives the function that moves it on by one picture.

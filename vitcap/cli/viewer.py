@@ -21,7 +21,7 @@ from vitcap.cli.options import (
     rollout_options,
     search_options,
 )
-from vitcap.cli.pictures import is_record, load_record, picture_paths, progress
+from vitcap.cli.pictures import is_record, load_record, picture_paths, progress, tell_unknown
 from vitcap.record import AttentionRecord
 from vitcap.viz.viewer import Box, viewer_html
 
@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             if isinstance(pair, Exception):
                 print(f"vitcap: skipped {pair}", file=sys.stderr)
                 continue
+            tell_unknown(path, pair[0])
             records.append(pair[0])
             beside += pair[1:]
             boxes.append(None if known is None else _boxes(known, path, pair[0]))

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,12 +176,23 @@ def test_a_start_method_that_is_none_is_named():
         _data("shapes", Path(), worker_start="thread")
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal: the last thing that a worker does of its start."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    return bool(mask >> (number - 1) & 1)
+
+
 def test_a_scheduler_that_ends_every_process_of_a_job_kills_no_worker(tmp_path):
     """Or the main process would lose its workers before its checkpoint; a second SIGTERM is believed."""
     loader = _data("shapes", tmp_path, num_workers=2).loader("train", train=True)
     batches = iter(loader)
     first = next(batches)
     workers = loader._iterator._workers
+    until = time.monotonic() + 30
+    while not all(ignores(worker.pid, signal.SIGINT) for worker in workers):  # they start in their own time
+        assert time.monotonic() < until
+        time.sleep(0.01)
     for worker in workers:
         os.kill(worker.pid, signal.SIGTERM)
         os.kill(worker.pid, signal.SIGINT)

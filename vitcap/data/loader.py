@@ -223,8 +223,8 @@ def _prepare(worker: int) -> None:
     map_large_blocks()
     # Ctrl-C reaches every process of a terminal, and a scheduler's SIGTERM every process of a job; a worker that dies
     # of it takes the checkpoint of the main one along. At the program's end a worker that hangs is sent a second one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class BatchLoader(DataLoader[Any]):

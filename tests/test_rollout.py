@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vitcap.record import word_map
 from vitcap.viz.rollout import rollout
 
 A1 = np.array(
@@ -55,6 +56,13 @@ def test_worked_values(fusion, row):
     if fusion == "mean":
         np.testing.assert_allclose(found[0, 1:] / found[0, 1:].sum(), [0.596612, 0.403388], atol=5e-7)
     assert not np.allclose(rollout([A2, A1], fusion=fusion)[0], row, atol=1e-3)  # the order of the layers counts
+
+
+def test_worked_value_of_the_raw_last_layer():
+    last = np.array(A2)[:, 0][None, None]  # the class token's row: (T, L, H, N)
+    raw = word_map(last, (0, 1), grid=(1, 2), prefix=1)[0]
+    np.testing.assert_allclose(raw, [0.475, 0.225], atol=1e-12)
+    np.testing.assert_allclose(raw / raw.sum(), [0.678571, 0.321429], atol=5e-7)
 
 
 @pytest.mark.parametrize("discard", [0.0, 0.3, 0.9])

@@ -19,7 +19,7 @@ from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
 from vitcap.explain.methods import available, caption_maps, class_maps, unavailable
 from vitcap.explain.options import require_fit, require_method
-from vitcap.record import View, Word, word_map
+from vitcap.record import AttentionRecord, View, Word
 from vitcap.types import BOS, Batch
 from vitcap.writer import Search
 
@@ -83,11 +83,10 @@ class Subject:
         grid, prefix = self.door.grid, self.door.prefix
         assert grid is not None
 
-        def one(view: View, word: Word) -> NDArray[np.float64]:
-            chosen = {"layers": view.layers, "heads": view.heads}
-            return word_map(values[view.method], (word.start, word.stop), grid=grid, prefix=prefix, **chosen).ravel()  # type: ignore[arg-type]
-
-        return {name: np.stack([one(view, word) for word in target.words]) for name, view in views.items()}
+        told = " ".join(word.text for word in target.words)
+        record = AttentionRecord(target.words, told, values, View(methods[0]), grid=grid, prefix=prefix)
+        places = range(len(target.words))
+        return {name: np.stack([record.map(i, view).ravel() for i in places]) for name, view in views.items()}
 
 
 def choose_views(door: Captioner | Classifier, methods: Sequence[str | View] | str) -> dict[str, View]:

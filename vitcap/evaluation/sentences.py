@@ -41,8 +41,6 @@ def evaluate_sentences(
     found = write_split(translator, data, split, search=search, seed=seed, progress=progress)
     if not processes.is_first():
         return "", {}
-    if not found:
-        raise ValueError(f"no sentence of data={data.source.name}, split {split}, can be read")
     texts = {id_: caption.text for id_, caption in found.items()}
     clean = data.tokenizer.clean
     records = [record for record in data.records(split) if record.id in texts]

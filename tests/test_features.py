@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch.testing import assert_close
 from vitcap.data.features import FeatureCache, fill, picture_key
 from vitcap.data.pictures import CaptionData
 from vitcap.data.records import CaptionRecord
-from vitcap.data.transforms import Preprocess
+from vitcap.data.transforms import Augment, Preprocess
 
 PREPROCESS = Preprocess(size=(4, 4), mode="squash")
 ROW = 2 * 3 * 2
@@ -51,6 +53,10 @@ class Trunk:
         return torch.stack((images[..., :2].float().mean((2, 3)), images[..., 2:].float().mean((2, 3))), dim=1)
 
 
+def plainly(image: Image.Image, key: str) -> Tensor:
+    return PREPROCESS(image)
+
+
 def expected(record: CaptionRecord, mirror: bool = False) -> Tensor:
     pixels = np.asarray(Image.open(record.image).convert("RGB"), dtype=np.float64)  # type: ignore[arg-type]
     pixels = pixels[:, ::-1] if mirror else pixels
@@ -62,7 +68,7 @@ def run(
     root: Path, records: list[CaptionRecord], trunk: Callable[[Tensor], Tensor], **options: object
 ) -> tuple[FeatureCache, list[str | None], dict[int | str, str]]:
     cache = FeatureCache(root, {"trunk": "abc"})
-    keys, bad = fill(cache, records, extract=trunk, transform=PREPROCESS, batch_size=3, **options)  # type: ignore[arg-type]
+    keys, bad = fill(cache, records, extract=trunk, transform=plainly, batch_size=3, **options)  # type: ignore[arg-type]
     return cache, keys, bad
 
 
@@ -106,7 +112,7 @@ def interrupted(root: Path, records: list[CaptionRecord], after: int) -> Path:
 
     cache = FeatureCache(root, {"trunk": "abc"})
     with pytest.raises(Stopped):
-        fill(cache, records, extract=extract, transform=PREPROCESS, batch_size=3)
+        fill(cache, records, extract=extract, transform=plainly, batch_size=3)
     return cache.folder
 
 
@@ -199,7 +205,7 @@ def test_two_processes_do_not_fill_one_folder(tmp_path: Path, records: list[Capt
     trunk = Trunk()
     run(tmp_path, records[:3], trunk)
     # Opened before the rows were there, it takes them over and adds its own behind them.
-    fill(cache, records, extract=trunk, transform=PREPROCESS)
+    fill(cache, records, extract=trunk, transform=plainly)
     right(cache, [picture_key(r.image, "bytes") for r in records], records)  # type: ignore[arg-type]
 
 
@@ -279,6 +285,50 @@ def test_mirrored_views_are_drawn_in_training_only(tmp_path: Path, records: list
     # The mirrored view equals the features of the mirrored picture, computed from scratch.
     turned = ImageOps.mirror(Image.open(records[0].image))  # type: ignore[arg-type]
     assert_close(Trunk()(PREPROCESS(turned)[None])[0].half(), expected(records[0], mirror=True), rtol=0, atol=0)
+
+
+def test_random_views_are_drawn_once_for_each_picture(tmp_path: Path, records: list[CaptionRecord]) -> None:
+    options = {"augment": partial(Augment, scale=(0.3, 0.9)), "cache_views": 3}
+    made = data(records, tmp_path / "cache", **options)
+    train = made.loader("train", train=True)
+    seen: dict[int, set[bytes]] = {}
+    for number in range(60):
+        train.batches.set_epoch(number)
+        (batch,) = train
+        for id_, row in zip(batch.ids, batch.features, strict=True):  # type: ignore[arg-type]
+            seen.setdefault(int(id_), set()).add(row.numpy().tobytes())
+    plain = {i: expected(records[i]).numpy().tobytes() for i in range(5)}
+    # The plain one and three others; of pictures so small two draws may be the same.
+    assert set(map(len, seen.values())) <= {3, 4}
+    assert sum(map(len, seen.values())) >= 18
+    assert all(plain[i] in seen[i] for i in range(5))
+    # Each is a part of its own picture, as the transform draws it from the picture's own seed.
+    augment = Augment(size=PREPROCESS.size, scale=(0.3, 0.9), interpolation=PREPROCESS.interpolation)
+    key = picture_key(Path(records[2].image), "bytes")  # type: ignore[arg-type]
+    for view in range(3):
+        seed = int(hashlib.sha256(f"{key} {view}".encode()).hexdigest()[:15], 16)
+        drawn = augment(records[2].open(), torch.Generator().manual_seed(seed))
+        assert Trunk()(drawn[None])[0].half().numpy().tobytes() in seen[2]
+    (batch,) = made.loader("val")
+    for id_, row in zip(batch.ids, batch.features, strict=True):  # type: ignore[arg-type]
+        assert_close(row, expected(records[int(id_)]), rtol=0, atol=0)
+    # Another process, or a later run, finds the same views.
+    again = data(records, tmp_path / "cache", **options)
+    assert [again._features["train"](i, torch.Generator()).tolist() for i in range(5)] == [
+        made._features["train"](i, torch.Generator()).tolist() for i in range(5)
+    ]
+
+
+def test_views_need_what_makes_them(tmp_path: Path, records: list[CaptionRecord]) -> None:
+    for options, told in (
+        ({"augment": Augment}, "give data.cache_views=4"),
+        ({"cache_views": 2}, "data.cache_views=2 needs data.augment"),
+        ({"cache_views": -1}, "data.cache_views=-1: a whole number of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            data(records, tmp_path, **options)
+    with pytest.raises(ValueError, match=r"data\.cache_views=2 needs data\.cache=FOLDER"):
+        CaptionData(lambda: Files(records), cache_views=2, augment=Augment)
 
 
 def test_unreadable_pictures_leave_the_data(tmp_path: Path, records: list[CaptionRecord]) -> None:

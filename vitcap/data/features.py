@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitcap.data.images import ImageError
@@ -142,14 +143,14 @@ def fill(
     records: Sequence[CaptionRecord],
     *,
     extract: Callable[[Tensor], Tensor],
-    transform: Callable[..., Tensor],
+    transform: Callable[[Image.Image, str], Tensor],
     key_by: str = "bytes",
     batch_size: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[str | None], dict[int | str, str]]:
     """Make sure that every record's features are in the cache.
 
-    extract: pictures (B, 3, H, W) uint8 -> (B, N, C). transform: picture -> (3, H, W) uint8.
+    extract: pictures (B, 3, H, W) uint8 -> (B, N, C). transform: picture and its key -> (3, H, W) uint8.
     progress: called with (done, total) pictures. Returns the key of each record (None where the picture is unreadable)
     and id -> reason of the unreadable ones. Raises ValueError for records that are not files.
     """
@@ -180,7 +181,7 @@ def fill(
             names, pictures = [], []
             for key, index in pending[start : start + batch_size]:
                 try:
-                    pictures.append(transform(records[index].open()))
+                    pictures.append(transform(records[index].open(), key))
                     names.append(key)
                 except ImageError as error:
                     unreadable[key] = str(error)

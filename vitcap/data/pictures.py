@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from vitcap.data.records import Source
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
 from vitcap.processes import first
-from vitcap.types import DataSpec
+from vitcap.types import DataSpec, require_number
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ class CaptionData(RecordData):
     resize, crop_pct: override how the encoder's weights want pictures fitted ("crop", "squash" or "letterbox").
     augment: callable (size=, interpolation=) -> random training transform, None for the evaluation transform.
     cache: folder for features of the encoder's frozen part; None computes them anew from the pictures each time.
-    cache_key: "bytes" or "mtime". cache_flip: also cache mirrored pictures and train on both at random.
+    cache_key: "bytes" or "mtime". cache_flip: also cache mirrored pictures. cache_views: also cache so many draws of
+    `augment` of each picture. Training takes one of a picture's views at random each time.
     check: "auto" looks at the data before training, "off" does not; see check_training.
     eval_batch_size, num_workers, worker_start, on_bad, train_limit, val_limit, seed: see RecordData.
     """
@@ -59,6 +61,7 @@ class CaptionData(RecordData):
         cache: str | None = None,
         cache_key: str = "bytes",
         cache_flip: bool = False,
+        cache_views: int = 0,
         on_bad: str = "error",
         check: str = "auto",
         train_limit: int | None = None,
@@ -71,8 +74,15 @@ class CaptionData(RecordData):
             vocab_size=(vocab_size, 5),  # the special tokens and a word
             max_length=(max_length, 3),  # start, a word, end
         )
-        if cache is not None and augment is not None:
-            raise ValueError("cached features cannot be augmented: set data.augment=null or data.cache=null")
+        require_number("data.cache_views", cache_views, 0, whole=True)
+        if cache is not None and augment is not None and not cache_views:
+            raise ValueError(
+                "cached features cannot be augmented anew each epoch: give data.cache_views=4, so many random views of "
+                "each picture to be cached, or set data.augment=null or data.cache=null"
+            )
+        if cache_views and (cache is None or augment is None):
+            needed = "data.cache=FOLDER" if cache is None else "data.augment, the random transform"
+            raise ValueError(f"data.cache_views={cache_views} needs {needed}")
         super().__init__(
             source() if root is None else source(root),
             batch_size=batch_size,
@@ -88,7 +98,7 @@ class CaptionData(RecordData):
         self.captions_per_image, self.min_count, self.max_length = captions_per_image, min_count, max_length
         self._tokenizer_options: dict[str, Any] = {"kind": tokenizer, "min_count": min_count, "vocab_size": vocab_size}
         self.resize, self.crop_pct, self.augment = resize, crop_pct, augment
-        self.cache, self.cache_key, self.cache_flip = cache, cache_key, cache_flip
+        self.cache, self.cache_key, self.cache_flip, self.cache_views = cache, cache_key, cache_flip, cache_views
         self.preprocess: Preprocess | None = None
         self._features: dict[str, Callable[[int, torch.Generator], Tensor]] = {}
 
@@ -129,14 +139,10 @@ class CaptionData(RecordData):
         out with on_bad="skip" and an error otherwise.
         """
         assert self.cache is not None
-        assert self.preprocess is not None
-        preprocess = self.preprocess
         for split in splits:
             views: list[tuple[FeatureCache, list[str | None]]] = []
-            mirrored = (False, True) if self.cache_flip and split == "train" else (False,)
-            for mirror in mirrored:
-                identity = {"trunk": fingerprint, "preprocess": preprocess.to_dict(), "mirror": mirror}
-                transform = (lambda image: preprocess(ImageOps.mirror(image))) if mirror else preprocess
+            for view, transform in self._transforms(train=split == "train"):
+                identity = {"trunk": fingerprint, **view}
                 work = partial(
                     fill,
                     FeatureCache(self.cache, identity),
@@ -160,11 +166,26 @@ class CaptionData(RecordData):
             self._records[split] = [self.records(split)[i] for i in usable]
             self._features[split] = _Views([(cache, [str(keys[i]) for i in usable]) for cache, keys in views])
 
+    def _transforms(self, *, train: bool) -> Iterator[tuple[dict[str, Any], Callable[[Image.Image, str], Tensor]]]:
+        """What makes a cached view what it is, in plain JSON types, and its transform of (picture, key)."""
+        assert self.preprocess is not None
+        preprocess = self.preprocess
+        plain = {"preprocess": preprocess.to_dict()}
+        yield {**plain, "mirror": False}, lambda image, key: preprocess(image)
+        if train and self.cache_flip:
+            yield {**plain, "mirror": True}, lambda image, key: preprocess(ImageOps.mirror(image))
+        if train and self.cache_views:
+            assert self.augment is not None
+            augment = self.augment(size=preprocess.size, interpolation=preprocess.interpolation)
+            for view in range(self.cache_views):
+                # Drawn from the picture itself, so that a run that was broken off goes on with the same views.
+                yield {"augment": f"{augment!r}", "view": view}, partial(_drawn, augment, view)
+
     def dataset(self, split: str, train: bool) -> CaptionDataset:
         """Samples of a split; its training pictures are augmented."""
         assert self.preprocess is not None, "fit_to comes first"
         transform: Callable[[Image.Image, torch.Generator], Tensor] = _Fixed(self.preprocess)
-        if train and self.augment is not None:
+        if train and self.augment is not None and self.cache is None:
             transform = self.augment(size=self.preprocess.size, interpolation=self.preprocess.interpolation)
         return CaptionDataset(
             self.records(split),
@@ -175,6 +196,11 @@ class CaptionData(RecordData):
             max_length=self.max_length,
             seed=self.seed,
         )
+
+
+def _drawn(augment: Callable[..., Tensor], view: int, image: Image.Image, key: str) -> Tensor:
+    digits = hashlib.sha256(f"{key} {view}".encode()).hexdigest()
+    return augment(image, torch.Generator().manual_seed(int(digits[:15], 16)))
 
 
 class _Fixed:

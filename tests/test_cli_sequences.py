@@ -366,10 +366,10 @@ def test_a_model_of_another_kind_is_one_clear_line(files, photos, tmp_path, caps
     [
         (["translate", "x", "--beams", "0"], "--beams: '0': a whole number of at least 1"),
         (["translate", "x", "--n-best", "0"], "--n-best: '0'"),
-        (["translate", "x", "--top", "3"], "unrecognized arguments: --top 3"),
+        (["translate", "x", "--model", "m", "--top", "3"], "unrecognized arguments: --top 3"),
         (["classify"], "PHOTO_OR_FOLDER"),
         (["classify", "x.jpg", "--top", "0"], "--top: '0': a whole number of at least 1"),
-        (["classify", "x.jpg", "--beams", "2"], "unrecognized arguments: --beams 2"),
+        (["classify", "x.jpg", "--model", "m", "--beams", "2"], "unrecognized arguments: --beams 2"),
     ],
 )
 def test_usage_errors_take_one_line(arguments, message, capsys):
@@ -401,8 +401,10 @@ def test_options_that_contradict_each_other(files, options, message, capsys):
 @pytest.mark.parametrize("command", [["translate", "x", "--out", "o"], ["classify", "x.jpg", "--out", "o"]])
 def test_without_a_model(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    assert capsys.readouterr().err.startswith("vitcap: error: no model given and none is packaged: add --model FILE")
+    with pytest.raises(SystemExit) as error:
+        main(command)
+    assert error.value.code == 2
+    assert "the following arguments are required: --model" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 

@@ -19,11 +19,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitcap import untrusted
+from vitcap import pretrained, untrusted
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
 from vitcap.files import whole
 from vitcap.models.captioner import CaptionModel
+from vitcap.models.storage import pack, unpack
 from vitcap.models.weights import misnamed, read_torch, unwrapped
 from vitcap.record import View
 from vitcap.untrusted import CheckpointError, Within, build
@@ -209,12 +210,15 @@ def untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def write(path: str | Path, model: nn.Module, description: dict[str, Any]) -> Path:
-    """Save as safetensors, under a temporary name first, so that no half-written file ever has the final name."""
+def write(path: str | Path, model: nn.Module, description: dict[str, Any], *, storage: str = "fp32") -> Path:
+    """Save as safetensors, under a temporary name first, so that no half-written file ever has the final name.
+
+    storage: "fp32", "fp16" or "int8", see vitcap.models.storage.pack.
+    """
     from safetensors.torch import save_file
 
     path = Path(path)
-    weights = {name: t.detach().cpu().contiguous() for name, t in untied(model.state_dict()).items()}
+    weights = pack({name: t.detach().cpu().contiguous() for name, t in untied(model.state_dict()).items()}, storage)
     with whole(path) as temporary, TemporaryDirectory(prefix=".", suffix=".part", dir=path.parent) as folder:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -226,8 +230,11 @@ def write(path: str | Path, model: nn.Module, description: dict[str, Any]) -> Pa
 
 
 def read(path: str | Path) -> Saved:
-    """Open a model file, or the one in a run folder. Raises CheckpointError in one line for anything else."""
+    """Open a model file, the one in a run folder, or a packaged model by its name (a file or folder of that name comes
+    first). Raises CheckpointError in one line for anything else."""
     path = Path(path)
+    if not path.exists() and str(path) in pretrained.names():
+        path = pretrained.path(str(path))
     if path.is_dir():
         inside = path / MODEL_FILE
         if not inside.exists():
@@ -235,7 +242,8 @@ def read(path: str | Path) -> Saved:
         path = inside
     if not path.is_file():
         what = "no regular file" if path.exists() else "no such file"
-        raise CheckpointError(f"{path}: {what}; name a model.safetensors, a .ckpt, or the folder of a run")
+        ours = f"or a packaged model ({', '.join(pretrained.names())})"
+        raise CheckpointError(f"{path}: {what}; name a model.safetensors, a .ckpt, the folder of a run, {ours}")
     if told := misnamed(path):
         raise CheckpointError(f"{path}: {told}")
     with open(path, "rb") as f:
@@ -271,7 +279,7 @@ def _read_safetensors(path: Path) -> Saved:
     try:
         with safe_open(path, framework="pt") as f:
             metadata = f.metadata() or {}
-            weights = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
+            weights = unpack({name: f.get_tensor(name) for name in f.keys()})  # noqa: SIM118 (no mapping)
         return Saved(json.loads(metadata.get("vitcap", "null")), weights, path)
     except (SafetensorError, ValueError, OSError, RecursionError, KeyError, AttributeError, RuntimeError) as error:
         raise CheckpointError(

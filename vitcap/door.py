@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vitcap import checkpoint
-from vitcap.data.images import load_image, to_rgb
+from vitcap.data.images import Encoded, load_image, to_rgb
 from vitcap.data.transforms import Preprocess
 from vitcap.memory import Halving
 from vitcap.models.captioner import EncoderModel
@@ -19,7 +19,7 @@ from vitcap.models.weights import fingerprint
 from vitcap.record import View
 from vitcap.types import Batch
 
-Picture = str | Path | Image.Image
+Picture = str | Path | Encoded | Image.Image
 
 
 class Door:
@@ -60,9 +60,12 @@ class Door:
             self._fingerprint, self._version = fingerprint(self.model.state_dict().items(), None)[:16], version
         return self._fingerprint
 
-    def save(self, path: str | Path) -> Path:
-        """Write the whole model to one safetensors file, which `vitcap.load` reads; returns its path."""
-        return checkpoint.write(path, self.model, self.description)
+    def save(self, path: str | Path, *, storage: str = "fp32") -> Path:
+        """Write the whole model to one safetensors file, which `vitcap.load` reads; returns its path.
+
+        storage: how weights are stored, "fp32", "fp16" or "int8"; see vitcap.models.storage.pack.
+        """
+        return checkpoint.write(path, self.model, self.description, storage=storage)
 
 
 class PictureDoor(Door):

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vitcap.cli.caption import dump
-from vitcap.cli.options import UsageError, add_model, load, number, require_model
+from vitcap.cli.options import UsageError, add_model, load, number
 from vitcap.cli.pictures import picture_paths, progress, results_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `vitcap classify`."""
-    add_model(parser)
+    add_model(parser, captions=False)
     top = "classes of each picture, the likeliest first (default: 5)"
     parser.add_argument("--top", type=number(int, 1), default=5, metavar="K", help=top)
     parser.add_argument("--out", metavar="FILE", help="write JSON lines to a new file")
@@ -28,7 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
     Prints a line "path<TAB>class probability, class probability, ..." for each picture, or writes a JSON line for each
     as soon as it is done.
     """
-    require_model(arguments)
     quiet, out = arguments.quiet, None if arguments.out is None else Path(arguments.out)
     if out is not None and out.exists():
         raise UsageError(f"{out} is there already: name another --out, or remove it")

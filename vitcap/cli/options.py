@@ -10,6 +10,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from vitcap import pretrained
+
 _SEARCH = ("max_length", "min_length", "no_repeat_ngram", "beams", "length_penalty", "temperature", "top_k", "top_p")
 
 MOST = 1000
@@ -47,17 +49,20 @@ def indices(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r}: numbers such as 0 or 0,2 are wanted") from None
 
 
-def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Pictures and the model that reads them. more: what else may be named."""
+def add_model(parser: argparse.ArgumentParser, more: str = "", *, captions: bool = True) -> None:
+    """Pictures and the model that reads them. more: what else may be named. captions: see `add_loading`."""
     photos = f"photos, and folders to look for photos in; after --, names may begin with a dash{more}"
     parser.add_argument("photos", nargs="+", metavar="PHOTO_OR_FOLDER", help=photos)
-    add_loading(parser)
+    add_loading(parser, captions=captions)
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no notes; errors are still shown")
 
 
-def add_loading(parser: argparse.ArgumentParser) -> None:
-    """The model and where it computes; read by `load`."""
-    parser.add_argument("--model", metavar="FILE", help="model.safetensors, .ckpt or run folder")
+def add_loading(parser: argparse.ArgumentParser, *, captions: bool = True) -> None:
+    """The model and where it computes; read by `load`. captions: whether the packaged captioner will do."""
+    what = "model.safetensors, .ckpt or run folder"
+    if captions:
+        what += f", or the name of a packaged model (`vitcap models` lists them; default: {pretrained.DEFAULT})"
+    parser.add_argument("--model", metavar="FILE", required=not captions, help=what)
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps; chosen by itself if left out")
 
 
@@ -135,8 +140,11 @@ def build_search(arguments: argparse.Namespace, default: Any, n_best: int = 1) -
 
 
 def load(arguments: argparse.Namespace, *wanted: str) -> Any:
-    """The model that --model names, on the wanted device. wanted: what it must be made to do, one of them: caption,
-    translate or classify (none: caption); UsageError for a model of another kind."""
+    """The model that --model names, or the packaged captioner, on the wanted device.
+
+    wanted: what it must be made to do, one of them: caption, translate or classify (none: caption); UsageError for a
+    model of another kind.
+    """
     import torch
 
     import vitcap
@@ -148,7 +156,7 @@ def load(arguments: argparse.Namespace, *wanted: str) -> Any:
         raise UsageError(f"--device {name}: there is no such device; cpu or cuda is wanted") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch finds no CUDA device on this computer; use --device cpu")
-    model = vitcap.load(arguments.model, device=name)
+    model = vitcap.load(model_name(arguments), device=name)
     wanted = wanted or ("caption",)
     if not any(hasattr(model, kind) for kind in wanted):
         kind = next(kind for kind in ("caption", "translate", "classify") if hasattr(model, kind))
@@ -156,6 +164,11 @@ def load(arguments: argparse.Namespace, *wanted: str) -> Any:
             f"{arguments.model}: a model made to {kind}, not to {' or '.join(wanted)}; use `vitcap {kind}`"
         )
     return model
+
+
+def model_name(arguments: argparse.Namespace) -> str:
+    """What --model names; the packaged captioner where it is left out."""
+    return arguments.model if arguments.model is not None else pretrained.DEFAULT
 
 
 def output_folder(name: str, option: str = "--out") -> Path:
@@ -168,12 +181,3 @@ def output_folder(name: str, option: str = "--out") -> Path:
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{option} {name}: nothing may be written in this folder; name another")
     return folder
-
-
-def require_model(arguments: argparse.Namespace) -> None:
-    """Stop before any work when --model is missing."""
-    if arguments.model is None:
-        raise UsageError(
-            "no model given and none is packaged: add --model FILE, a checkpoint such as the one that "
-            "`python scripts/train.py model=vit_caption` writes and names at its end"
-        )

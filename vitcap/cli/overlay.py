@@ -18,7 +18,6 @@ from vitcap.cli.options import (
     load,
     number,
     output_folder,
-    require_model,
     rollout_options,
     search_options,
 )
@@ -68,9 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     "photo<TAB>picture" for each picture.
     """
     paths = picture_paths(arguments.photos, lambda text: None)
-    if any(not is_record(path) for path in paths):
-        require_model(arguments)
-    else:
+    if records := all(map(is_record, paths)):
         names = ("model", "caption", "top_classes", "fusion", "discard", *search_options(arguments))
         _refuse(arguments, "for photos; these are records of what a model saw", *names)
     if arguments.word is not None and "grid" not in (arguments.format or ()):
@@ -78,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = output_folder(arguments.out)
     stems = unique_names(paths)
     _spare([path for path in paths if arguments.save_record or not is_record(path)], folder)
-    explained = None if arguments.model is None else _explainer(arguments)
+    explained = None if records else _explainer(arguments)
     failed = undrawn = 0
     with progress(len(paths), arguments.quiet, True) as advance:
         for path, stem in zip(paths, stems, strict=True):

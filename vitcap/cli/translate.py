@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vitcap.cli.options import MOST, UsageError, add_loading, add_search, build_search, load, number, require_model
+from vitcap.cli.options import MOST, UsageError, add_loading, add_search, build_search, load, number
 from vitcap.drawing import alignment_page, save_sheet
 
 
@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of `vitcap translate`."""
     sentences = "sentences, each in quotation marks; none, or -, for standard input, one a line"
     parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help=sentences)
-    add_loading(parser)
+    add_loading(parser, captions=False)
     out = "also draw the alignment of the words of sentence 1 to DIR/0001.png, in words to DIR/0001.txt, and so on"
     parser.add_argument("--out", metavar="DIR", help=out)
     best = "translations of each sentence, in as many columns; above 1 with a beam search"
@@ -33,7 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
     Prints a line "sentence<TAB>translation" for each, in order; the translation is empty where there is none. Tabs and
     line breaks inside a sentence are printed as blanks.
     """
-    require_model(arguments)
     folder = None if arguments.out is None else Path(arguments.out)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

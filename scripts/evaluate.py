@@ -19,7 +19,8 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    from vitcap.command import check_options, shorthand
+    from vitcap.command import shorthand
+    from vitcap.overrides import check_options
 
     sys.argv[1:] = shorthand(sys.argv[1:])
     check_options(Path(__file__).parents[1] / "conf", "evaluate", sys.argv[1:])

@@ -19,7 +19,7 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    from vitcap.command import check_options
+    from vitcap.overrides import check_options
 
     check_options(Path(__file__).parents[1] / "conf", "config", sys.argv[1:])
     main()

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitcap.command import check_options
 from vitcap.data.coco import CocoSource, KarpathySource
 from vitcap.data.images import ImageError, find_images, load_image
 from vitcap.data.karpathy import split_by_lists
@@ -29,6 +28,7 @@ from vitcap.data.tables import FlickrSource, TableSource
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.metrics.captions import score
 from vitcap.metrics.results import evaluate_files, read_references
+from vitcap.overrides import check_options
 
 ROOT = Path(__file__).resolve().parents[1]
 RED = Image.new("RGB", (40, 30), (250, 10, 20))
@@ -386,7 +386,8 @@ def test_jobs_of_a_multirun_write_below_runs() -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for name in ("config", "evaluate"):
             cfg = compose(name, return_hydra_config=True)
-            assert (cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir, cfg.hydra.job.chdir) == ("runs", ".", False)
+            assert (cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir, cfg.hydra.job.chdir) == (cfg.out, ".", False)
+            assert cfg.out.startswith("runs/")
 
 
 # training on almost nothing

@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,9 @@ from vitcap.data.check_texts import TextOptions, check_texts
 from vitcap.data.detect import detect, options_of
 from vitcap.data.image_folder import ImageFolderSource
 from vitcap.data.inspection import Inspector, inspect
+from vitcap.data.karpathy import find_lists, split_by_lists
 from vitcap.data.pictures import CaptionData
+from vitcap.data.records import Entry
 from vitcap.data.survey import Results
 from vitcap.data.tables import TableSource
 from vitcap.data.tokenizer import Tokenizer
@@ -120,13 +124,152 @@ def test_every_kind_of_defect_is_found_with_all_names(tmp_path, capsys):
     assert names(report, "longer than") == ["6.png"]
     assert names(report, "below") == ["7.png"]
     assert [name.rpartition(" (")[0] for name in names(report, "not there")] == [str(root / "gone.png")]
-    assert names(report, "blank captions", "val") == ["captions.csv line 15", "captions.csv line 18"]
+    assert names(report, "blank captions", "val") == ["captions.csv line 17", "captions.csv line 18"]
     assert names(report, "without captions", "val") == ["captions.csv line 18"]
     assert names(report, "no caption names") == ["extra.png"]
     assert report["facts"]["turned by EXIF"] == 1
     assert report["facts"]["modes"] == {"RGB": 11, "L": 1}
     assert report["splits"]["val"]["texts"]["captions"]["unknown share"] == pytest.approx(3 / 23)
     assert report["splits"]["val"]["texts"]["captions"]["lengths"] == {"5": 1, "7": 4}
+
+
+DEFECTS = {
+    "table": (
+        "captions.jsonl",
+        '{"image": "0.png", "caption": "a red ball", "split": "train"}\n'
+        '{"image": "0.png", "caption": "a blue ball", "split": "val"}\n'
+        "not json\n"
+        '{"caption": "no image", "split": "train"}\n'
+        '{"image": "https://a.b/1.png", "caption": "a", "split": "train"}\n'
+        '{"image": "1.png", "caption": "a red ball", "split": " "}\n'
+        '{"image": "2.png", "captions": ["a dog", " "], "split": "val"}\n'
+        "[1, 2]\n",
+        [
+            "0.png is in train (captions.jsonl line 1) and val (line 2)",
+            "line 3 is cut or not JSON",
+            "line 4: no image",
+            "line 5: https://a.b/1.png is a web address",
+            "line 6: no split",
+            "line 8 is no object",
+        ],
+        {"train": 1, "val": 1},
+        "captions.jsonl line 7",
+    ),
+    "csv": (
+        "captions.csv",
+        "image,caption,split\n0.png,a red ball,train\n1.png,train\n0.png, ,train\n2.png,a dog,val,more\n2.png,a,val\n",
+        ["line 3 has 2 fields, line 1 has 3", "line 5 has 4 fields, line 1 has 3"],
+        {"train": 1, "val": 1},
+        "captions.csv line 4",
+    ),
+    "flickr": (
+        "Flickr8k.token.txt",
+        "0.png#0\ta red ball\n0.png#1\t \nno tab\n1.png#0\ta dog\n2.png a dog\n2.png#0\ta cat\n",
+        [
+            "line 3 is not name#number<TAB>caption",
+            "line 5 is not name#number<TAB>caption",
+            "val.txt: line 1: 0.png is listed already: train.txt line 1",
+        ],
+        {"train": 2, "val": 1},
+        "Flickr8k.token.txt line 2",
+    ),
+    "coco": (
+        "captions_train.json",
+        json.dumps(
+            {
+                "images": [
+                    {"id": 0, "file_name": "0.png"},
+                    {"id": 1},
+                    {"id": 0, "file_name": "1.png"},
+                    "x",
+                    {"id": 2, "file_name": "2.png"},
+                ],
+                "annotations": [
+                    {"id": 1, "image_id": 0, "caption": "a red ball"},
+                    {"id": 2, "caption": "lost"},
+                    {"id": [], "image_id": 2, "caption": "a"},
+                    {"id": 5, "image_id": 2, "caption": "a dog"},
+                    {"id": 6, "image_id": 2, "caption": "?"},
+                ],
+            }
+        ),
+        [
+            "image 1 of the list has no id and file_name",
+            "image id 0 stands for two files, 0.png and 1.png",
+            "image 3 of the list has no id",
+            "annotation 1 of the list has no image_id",
+            "annotation 2 has the id []",
+        ],
+        {"train": 2},
+        "captions_train.json, image id 2",
+    ),
+    "karpathy": (
+        "dataset.json",
+        json.dumps(
+            {
+                "images": [
+                    {"filename": "0.png", "split": "train", "imgid": 0, "sentences": [{"raw": "a red ball"}]},
+                    {"filename": "1.png", "split": "train"},
+                    {"filename": "0.png", "split": "val", "imgid": 7, "sentences": [{"raw": "a"}]},
+                    {"filename": "1.png", "split": "val", "imgid": 0, "sentences": [{"raw": "a"}]},
+                    {"filename": "1.png", "split": " ", "imgid": 1, "sentences": [{"raw": "a"}]},
+                    {"filename": "1.png", "split": "val", "imgid": 1.5, "sentences": [{"raw": "a"}]},
+                    {"filename": "2.png", "split": "val", "imgid": 2, "sentences": [{"raw": "a dog"}, {"raw": "-"}]},
+                ]
+            }
+        ),
+        [
+            "image 1 has no filename, split and sentences",
+            "0.png (id 7) is there twice",
+            "1.png (id 0) is there twice",
+            "image 4 has split ' '",
+            "image 5 has the id 1.5",
+        ],
+        {"train": 1, "val": 1},
+        "dataset.json, image 6",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DEFECTS)
+def test_all_that_a_reader_refuses_is_reported_and_the_rest_is_checked(kind, tmp_path, capsys):
+    file, content, wanted, splits, blank = DEFECTS[kind]
+    for i in range(3):
+        picture(tmp_path / f"{i}.png", i)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    if kind == "flickr":
+        (tmp_path / "train.txt").write_text("0.png\n1.png\n")
+        (tmp_path / "val.txt").write_text("0.png\n2.png\n")
+    status, report, _ = checked(tmp_path, "min_count=1", capsys=capsys)
+    assert status == 1
+    (found,) = (f for f in report["findings"] if "reader stops at" in f["what"])
+    assert found["count"] == len(wanted)
+    for name, part in zip(found["names"], wanted, strict=True):
+        assert name.startswith(str(tmp_path))
+        assert part in name
+    read = {split: of["images"] for split, of in report["splits"].items()}
+    assert read == splits
+    assert names(report, "blank captions") == [blank]
+    assert report["facts"]["pictures that decode"] == 3  # those of the records that are left out, too
+
+
+def test_a_split_by_lists_reports_every_line(tmp_path):
+    official = [Entry(i, Path(f"val2014/{i}.jpg"), ["a"], f"image id {i}") for i in (1, 2, 3)]
+    for name, text in (("val", "1\n9\n1\n"), ("test", "2.jpg 3\n8\n3\n")):
+        (tmp_path / f"coco_{name}.txt").write_text(text)
+    told = []
+    splits = split_by_lists(find_lists(tmp_path, "."), [], official, refuse=told.append)
+    assert {split: [e.image_id for e in entries] for split, entries in splits.items()} == {
+        "restval": [2],
+        "val": [1],
+        "test": [3],
+    }
+    lines = ["val.txt line 2: image 9", "listed in coco_val.txt line 1 and in coco_val.txt line 3", "line 1: '2.jpg 3'"]
+    counts = ["5,000 images are wanted, 1 found"] * 2 + ["0 + 1 found"]
+    few = [f"image id {i} ({split}): 5 captions or more" for split, i in (("val", 1), ("test", 3), ("restval", 2))]
+    for part in [*lines, "test.txt line 2: image 8", *counts, *few]:
+        assert any(part in name for name in told), part
+    assert len(told) == len(lines) + 1 + len(counts) + len(few)
 
 
 def test_a_share_of_val_is_taken_as_training_takes_it(tmp_path, capsys):
@@ -282,6 +425,9 @@ def test_no_process_is_one_error(tmp_path, monkeypatch):
         (["{tmp}", "--data", "table", "min_count=few"], "min_count=few: a whole number"),
         (["{tmp}", "--data", "table", "colour=red"], "colour: no such option"),
         (["{tmp}", "--json", "{tmp}/no/report.json"], "there is no folder of that name"),
+        (["{tmp}", "--json", "{tmp}"], "a folder; the report is one file"),
+        ([""], "DATA is an empty name"),
+        (["/dev/null"], "no regular file"),
         (["{tmp}", "--data", "photos"], "invalid choice"),
     ],
 )
@@ -464,3 +610,57 @@ def test_made_data_need_no_check(config, tmp_path, monkeypatch, caplog):
     assert "data check" not in caplog.text
     with pytest.raises(Exception, match=r"data\.check=perhaps: choose auto or off"):
         run.train(config(*TINY, "data.check=perhaps", f"out={tmp_path / 'x'}"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "classes"])
+def test_links_in_circles_and_pipes_are_findings_and_not_the_end(kind, tmp_path, capsys):
+    below = tmp_path / "train" / "cat" if kind == "classes" else tmp_path
+    picture(below / "1.png", 1)
+    if kind == "classes":
+        picture(tmp_path / "train" / "dog" / "2.png", 2)
+    os.symlink("circle.png", below / "circle.png")
+    os.symlink("gone.png", below / "nowhere.png")
+    os.symlink(below, below / "again")
+    os.mkfifo(below / "pipe.png")
+    status, report, _ = checked(tmp_path, capsys=capsys)
+    assert status == 1
+    assert {Path(name).name for name in names(report, "cannot be read")} == {"circle.png", "nowhere.png", "pipe.png"}
+    assert report["facts"]["pictures that decode"] == (2 if kind == "classes" else 1)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000 + ".png", "a\0b.png", "\ud83d.png"], ids=["long", "nul", "half"])
+def test_one_name_that_no_disk_can_hold_does_not_hide_the_others(name, tmp_path, capsys):
+    picture(tmp_path / "1.png", 1)
+    images = [{"id": 0, "file_name": name}, {"id": 1, "file_name": "1.png"}]
+    annotations = [{"id": i, "image_id": i, "caption": "a cat"} for i in (0, 1)]
+    (tmp_path / "captions_train.json").write_text(json.dumps({"images": images, "annotations": annotations}))
+    status, report, _ = checked(tmp_path, "min_count=1", capsys=capsys)
+    assert status == 1
+    assert report["splits"]["train"]["images"] == 1
+    bad = {f["what"]: f["count"] for f in report["findings"] if f["level"] == "error"}
+    assert bad.pop("captioned pictures that are not there") == 1
+    assert bad in ({}, {"defects that the reader stops at": 1})
+
+
+def test_names_in_no_encoding_are_printed_as_they_are_and_halves_of_letters_escaped(tmp_path):
+    """The bytes of the file system go out unchanged, so that what is printed can be given to another program."""
+    (tmp_path / os.fsdecode(b"a\xff.png")).write_bytes(b"")
+    images = [{"id": 0, "file_name": "\ud83d.png"}, {"id": 1, "file_name": os.fsdecode(b"a\xff.png")}]
+    content = {"images": images, "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (0, 1)]}
+    (tmp_path / "captions_train.json").write_text(json.dumps(content))
+    command = [sys.executable, "-c", "import sys; from vitcap.cli import main; sys.exit(main())", "check", tmp_path]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"/\\ud83d.png (captions_train.json" in done.stdout or b"'\\ud83d.png" in done.stdout
+    assert b"\xff.png" in done.stdout or b"a\\udcff.png" in done.stdout
+
+
+def test_a_pipe_under_the_name_of_a_table_is_not_waited_for(tmp_path, capsys):
+    picture(tmp_path / "1.png", 1)
+    os.mkfifo(tmp_path / "captions.csv")
+    status, report, _ = checked(tmp_path, capsys=capsys)
+    assert (status, report["format"]) == (0, "folder")
+    status, report, _ = checked(tmp_path, "--data", "table", capsys=capsys)
+    assert status == 1
+    told = [name for finding in report["findings"] for name in finding["names"]]
+    assert any("captions.csv: is no regular file, a file is wanted" in name for name in told)

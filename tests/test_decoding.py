@@ -181,6 +181,46 @@ def test_one_beam_is_greedy(rules):
     torch.testing.assert_close(greedy.scores, greedy.log_probs.sum(-1))
 
 
+class Scripted:
+    """Two beams over three steps, a, b and c, whose maps say the step and the beam that made them: a0, a1, b0, ..."""
+
+    CHANCES = (
+        ({4: 0.6, 5: 0.4},),  # both beams come of the one start
+        ({6: 0.5, 7: 0.4, 8: 0.1}, {6: 0.5, 7: 0.5}),  # 0.30 and 0.24 of beam 0, at most 0.20 of beam 1
+        ({8: 0.6, 9: 0.4}, {9: 1.0}),  # 0.24 of beam 1 before 0.18 of beam 0
+    )
+
+    def __init__(self) -> None:
+        self.at = -1
+
+    def start(self, memory: Memory, groups: int = 1) -> TableState:
+        return TableState(torch.zeros(1, dtype=torch.long), torch.zeros(1, groups, dtype=torch.long))
+
+    def step(self, tokens: Tensor, state: TableState, need_attention: bool = False):  # type: ignore[no-untyped-def]
+        self.at += 1
+        logits = torch.full((1, tokens.shape[1], 10), -math.inf)
+        maps = torch.zeros(1, tokens.shape[1], 1, 1, 6)
+        for beam, chances in enumerate(self.CHANCES[self.at]):
+            for token, chance in chances.items():
+                logits[0, beam, token] = math.log(chance)
+            maps[0, beam, 0, 0, 2 * self.at + beam] = 1
+        return logits, maps, state
+
+
+def test_maps_of_a_beam_are_those_of_the_beams_that_it_came_through():
+    """A worked trace: parents [0, 0], [0, 0], [1, 0]; the map of a step is the one of the beam that it went on from, so
+    that the first sequence has a0, b0, c1 and the second a0, b0, c0."""
+    search = Beam(beams=2, n_best=2, max_length=3, length_penalty=0, forbid=())
+    out = search(Scripted(), pictures(0), need_attention=True)
+    assert out.tokens.tolist() == [[[4, 7, 9], [4, 6, 8]]]
+    torch.testing.assert_close(out.scores, torch.tensor([[0.24, 0.18]]).log())
+    assert out.attention is not None
+    assert out.attention.sum(-1).eq(1).all()
+    names = ["a0", "a1", "b0", "b1", "c0", "c1"]
+    traces = [[names[place] for place in line] for line in out.attention[0, :, :, 0, 0].argmax(-1).tolist()]
+    assert traces == [["a0", "b0", "c1"], ["a0", "b0", "c0"]]
+
+
 def test_exhaustive_beam_is_never_below_greedy():
     model = Table(6)
     greedy = Greedy(max_length=4)(model, pictures(*range(30)))

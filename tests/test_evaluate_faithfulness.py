@@ -19,8 +19,8 @@ from vitcap.data.transforms import Preprocess
 from vitcap.decoding import Beam, Greedy
 from vitcap.evaluation.controls import centre_map, random_weights
 from vitcap.evaluation.faithfulness import evaluate_faithfulness, measure
-from vitcap.evaluation.ranking import CENTRE, FIGURES, OCCLUSION, OTHER, RANDOM, UNTRAINED, summarise, table
-from vitcap.evaluation.removal import Removal, score_kept
+from vitcap.evaluation.faithfulness_report import CENTRE, FIGURES, OCCLUSION, OTHER, RANDOM, UNTRAINED, summarise, table
+from vitcap.evaluation.perturbation import Removal, score_kept
 from vitcap.evaluation.subjects import Subject, Target, choose_views, shown_view
 from vitcap.metrics.faithfulness import road_impute
 from vitcap.models.captioner import CaptionModel

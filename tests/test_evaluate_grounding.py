@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from vitcap.data.records import CaptionRecord
 from vitcap.data.shapes import ShapesSource, export_coco
 from vitcap.evaluation import grounding as module
 from vitcap.evaluation.grounding_report import make_report
-from vitcap.evaluation.grounding_table import picture, table
+from vitcap.evaluation.grounding_table import LEGEND, picture, summary, table
 from vitcap.evaluation.grounding_tally import FULL
 from vitcap.evaluation.grounding_work import OTHER, RANDOM, Work
 from vitcap.evaluation.objects import ObjectReader
@@ -258,6 +259,25 @@ def test_the_table_has_categories_and_mentions_beside_their_controls():
     assert "CHAIR_i 20.0 [" in lines[0]
     (uniform,) = (line for line in lines if line.startswith("  uniform"))
     assert uniform.split()[1:4] == ["2.7", "27.3", "8.9"]  # 10 x (256 + 576 + 256) / 4096 of 30
+
+
+def test_the_summary_has_the_shown_view_its_controls_and_the_other_methods():
+    _, report = work(*GIVEN)
+    lines = summary(report, "runs/x").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("nouns, against the objects that they name ("))
+    assert lines[head + 1].split() == ["lift", "on", "object", "pointing", "box", "IoU"]
+    rows = [line for line in lines[head + 2 :] if line.startswith("  ")]
+    shown, controls = report["verdict"]["shown"], list(report["verdict"]["gain_over"])
+    wanted = [shown, *controls, "attention"]
+    for row, name in zip(rows, wanted, strict=False):
+        assert row.startswith(f"  {name}  ")
+    figures = report["words"]["nouns"][shown]
+    numbers = [f"{100 * figures[name]['value']:.1f}" for name in ("correctness", "pointing", "iou")]
+    assert rows[0].split()[-3:] == numbers
+    explained = rows[len(wanted) :]
+    assert [row.split("  ")[1] for row in explained] == ["lift", "on object", "pointing", "box IoU"]
+    assert report["verdict"]["text"] in lines
+    assert lines[-1].endswith("runs/x/grounding.txt")
 
 
 def test_a_single_picture_has_no_other():
@@ -507,7 +527,12 @@ def test_one_command_reports_all_methods_beside_their_baselines(trained, config,
             if name != "words" and figure["low"] is not None:
                 assert figure["low"] <= figure["value"] + 1e-9
                 assert figure["value"] - 1e-9 <= figure["high"]
-    assert (out / "grounding.txt").read_text().strip() in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"{out}/grounding.txt" in told
+    assert re.search("\n  pointing +% of words whose map is highest on the object", told)  # the columns are explained
+    assert len(told.splitlines()) < 40
+    whole = (out / "grounding.txt").read_text()
+    assert all(f"\n  {name:<9}  {what}\n" in whole for name, what in LEGEND.items())
     assert Image.open(out / "grounding.png").size[0] > 100
 
 
@@ -563,3 +588,13 @@ def test_pictures_that_cannot_be_read_are_the_reason_that_is_told(trained, tmp_p
     with pytest.raises(ValueError, match="split val: none of 1 pictures can be read"):
         module.evaluate_grounding(Captioner.load(trained), data, "val", out=tmp_path, instances=tmp_path / "i.json")
     assert "does not exist" in data.bad["val"][3]
+
+
+@pytest.mark.parametrize("question", ["ground", "faithful"])
+def test_several_processes_are_refused_before_anything_is_loaded(question, config, tmp_path, monkeypatch):
+    from vitcap import processes
+
+    monkeypatch.setattr(processes, "share", lambda: (1, 2))
+    with pytest.raises(ValueError, match=r"run in one process, and 2 were started: start it alone"):
+        evaluate(config("checkpoint=nothing", f"{question}=true", f"out={tmp_path / 'e'}", name="evaluate"))
+    assert not (tmp_path / "e").exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 from functools import partial
 
 import numpy as np
@@ -16,8 +17,9 @@ from vitcap.viz.animation import animation
 from vitcap.viz.figures import head_grid, word_figure
 from vitcap.viz.heatmap import describe, is_flat, lift, peak, to_photo
 from vitcap.viz.overlay import below, paint, sheet
-from vitcap.viz.shown import describe_record, show
+from vitcap.viz.shown import describe_record, method_title, note, show
 from vitcap.viz.style import INFERNO, blend, colours
+from vitcap.viz.viewer import viewer_html
 
 SIZES = [(640, 360), (360, 640), (1000, 200), (224, 224)]
 MODES = ["crop", "squash", "letterbox"]
@@ -347,11 +349,26 @@ def test_words_put_cells_where_the_record_says():
     moved = dataclasses.replace(record, cells=(-25.0, 30.0, 95.0, 150.0))
     assert "at x 60, y 60 of 120 x 120 pixels (middle centre)" in describe_record(record)[2]
     assert "at x 35, y 90 of 120 x 120 pixels (bottom left)" in describe_record(moved)[2]
-    beside = dataclasses.replace(record, cells=(-120.0, 0.0, 0.0, 120.0))
+    beside = dataclasses.replace(record, window=(-120.0, 0.0, 120.0, 120.0), cells=(-120.0, 0.0, 0.0, 120.0))
     assert [below(one, show(one), 0) for one in (record, beside)] == [
         "peak 9.0x uniform",
         "peak 9.0x uniform, in the padding",
     ]
+
+
+def test_a_method_has_one_title_everywhere():
+    photo = Image.new("RGB", (30, 20))
+    record = record_of(photo, ["dog"], [np.full((2, 2), 0.25)], (0, 0, 30, 20))
+    maps = dict.fromkeys(("attention", "rollout", "relevance", "grad-cam", "mine"), record.maps["attention"])
+    for facts, first in (({}, "Cross-attention"), ({"kind": "classify"}, "Attention of the encoder")):
+        one = dataclasses.replace(record, maps=maps, facts=facts)
+        titles = [first, "Attention rollout", "Gradient-weighted relevance", "Grad-CAM", "Mine"]
+        assert [method_title(one, name) for name in maps] == titles
+        page = json.loads(viewer_html([one]).partition('id="data">')[2].partition("</script>")[0])
+        assert [method["title"] for method in page["photos"][0]["records"][0]["methods"]] == titles
+        assert [note(one, View(name), show(one, View(name))).partition(";")[0].partition(":")[0] for name in maps] == (
+            titles
+        )
 
 
 def test_sheet_shares_one_scale_between_words():
@@ -414,6 +431,23 @@ def test_any_word_can_be_drawn(word):
 def test_sheet_without_words_still_shows_the_photo():
     page = np.asarray(sheet(record_of(Image.new("RGB", (30, 30), (9, 200, 30)), [], [], (0, 0, 30, 30))))
     assert (page == (9, 200, 30)).all(-1).sum() == 240 * 240
+
+
+def test_a_peak_of_a_cell_over_the_edge_of_the_view_is_at_the_edge():
+    """Cells of convolutions reach beyond the picture: 3 x 3 of 100 x 60 around a squashed photo of 90 x 60."""
+    photo, window, cells = Image.new("RGB", (90, 60)), (0.0, 0.0, 90.0, 60.0), (-105.0, -60.0, 195.0, 120.0)
+    heat = np.full((3, 3), 0.05)
+    heat[0, 2] = 0.6
+    assert peak(heat, cells) == (145.0, -30.0)
+    assert peak(heat, cells, window) == (90.0, 0.0)
+    record = record_of(photo, ["dog"], [heat], window)
+    record = dataclasses.replace(record, cells=cells)
+    place = "at x 90, y 0 of 90 x 60 pixels (top right), patch row 1 of 3, column 3 of 3"
+    assert describe_record(record)[-1] == f"dog: peak 5.4 times uniform attention {place}"
+    assert below(record, show(record), 0) == "peak 5.4x uniform"
+    padded = dataclasses.replace(record, window=(-30.0, -30.0, 120.0, 90.0))  # a letterbox is seen, and is no photo
+    assert below(padded, show(padded), 0) == "peak 5.4x uniform, in the padding"
+    assert "in the padding beside the photo" in describe_record(padded)[-1]
 
 
 def test_a_peak_in_the_padding_is_said_so():

@@ -17,10 +17,18 @@ def whole(path: str | Path) -> Iterator[Path]:
     """A temporary path beside the given one, which it replaces when the block ends well, and is deleted otherwise.
 
     What is written is on the disk before it has the final name, so that neither a killed process nor a lost machine
-    leaves half of it there; what was there before stays until then. Makes the folder.
+    leaves half of it there; what was there before stays until then. Makes the folder. Of a link the file that it leads
+    to is replaced; pipes and devices, such as /dev/stdout, cannot be, and are given as they are.
     Raises OSError that names the final path where the disk is full, whatever the writer makes of it.
     """
     path = Path(path)
+    if path.is_fifo() or path.is_char_device():
+        with full_disk_told(path):
+            yield path
+        return
+    path = path.resolve() if path.is_symlink() else path
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -29,6 +37,10 @@ def whole(path: str | Path) -> Iterator[Path]:
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+    except OSError as error:
+        if error.filename == str(temporary):  # which nobody has asked for
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

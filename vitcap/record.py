@@ -165,7 +165,6 @@ class AttentionRecord:
                 photo = arrays.get("photo")
             words = tuple(Word(*word) for word in rest["words"])
             method, layers, heads = rest["shown"]
-            rest = {"cells": None} | rest  # files from before it was told apart from the window
             plain: Any = {
                 name: tuple(v) if name in _TUPLES and (v := rest[name]) is not None else rest[name] for name in _PLAIN
             }

@@ -13,8 +13,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 import vitcap
-from vitcap import processes
-from vitcap.build import Data, Door
+from vitcap import checkpoint, processes
+from vitcap.averaging import average, store
+from vitcap.build import Data, Door, plain
 from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
 from vitcap.command import java_options, settle
@@ -29,6 +30,7 @@ from vitcap.launch import join
 from vitcap.models.published import PublishedClassifier
 from vitcap.progress import bar
 from vitcap.run_folder import write_unreadable
+from vitcap.targets import check_targets
 from vitcap.translator import Translator
 from vitcap.types import require_number
 
@@ -73,8 +75,6 @@ def explain_split(
 ) -> dict[str, Any]:
     """Answer cfg.ground and cfg.faithful for a model on a split, print the tables, and return the content of their
     files by name. Raises ValueError, when all is written, where a trained map is no better than an untrained one."""
-    if processes.share()[1] > 1:
-        raise ValueError("ground=true and faithful=true run in one process: leave out the others")
     reports: dict[str, Any] = {}
     if isinstance(door, Translator):
         raise ValueError("faithful=true is for models of pictures: leave it out")
@@ -103,13 +103,23 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
     """Score cfg.checkpoint or cfg.model on a split. Returns the content of scores.json, which it writes to cfg.out."""
     settle()
     join(cfg)
+    if (cfg.ground or cfg.faithful) and (world := processes.share()[1]) > 1:
+        raise ValueError(f"ground=true and faithful=true run in one process, and {world} were started: start it alone")
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
+    check_targets(plain(cfg))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     door: Door
     if cfg.checkpoint is not None:
         door, named = vitcap.load(cfg.checkpoint, device=device), str(cfg.checkpoint)
         data = _open(cfg, door, named)
         facts: dict[str, Any] = {"checkpoint": named}
+        if cfg.average is not None:
+            facts |= average(door, named, str(cfg.average), cfg.share)
+        if cfg.save is not None:
+            if (target := Path(cfg.out) / checkpoint.MODEL_FILE).exists():
+                raise ValueError(f"save={cfg.save}: {target} is there already; choose another out=")
+            store(door, cfg.save)
+            facts["storage"] = cfg.save
         if isinstance(door, Classifier):
             _use_classes(data, door, named)
     else:
@@ -133,6 +143,13 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
         return explain_split(door, data, cfg.split, cfg, search=search, out=out, facts=facts)
     report = score_split(door, data, cfg.split, search=search, out=out, seed=cfg.seed, facts=facts, **captions)
     if processes.is_first():
+        if cfg.save is not None:
+            door.description["facts"] |= {"evaluation": report["facts"]} | {
+                k: v for k, v in report.items() if k != "facts"
+            }
+            if cfg.get("decode"):
+                door.description["decode"] = plain(cfg.decode)
+            door.save(out / checkpoint.MODEL_FILE, storage=cfg.save)
         print(f"scores and outputs: {out}/")
     return report
 

@@ -15,6 +15,7 @@ import torch
 import vitcap
 from bench import memory
 from bench.frame import Measurement, Options, Statement
+from vitcap.files import whole
 
 
 def collect(
@@ -80,8 +81,8 @@ def _processor() -> str:
 
 
 def write(result: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    with whole(path) as part:
+        part.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def table(result: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcap.cli.options import UsageError, number
+from vitcap.files import whole
 
 FORMATS = ("coco", "karpathy", "flickr", "table", "imagenet", "pairs", "folder")
 TEXT = {"tokenizer": str, "min_count": int, "vocab_size": int, "max_length": int}
@@ -49,19 +49,22 @@ def run(arguments: argparse.Namespace) -> int:
     stop training or make its scores wrong: pictures that cannot be read or are in two splits, files that no reader
     takes, and the like.
     """
+    if not arguments.data:
+        raise UsageError("DATA is an empty name, where a folder or file is wanted")
     path = Path(arguments.data).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if arguments.json is not None and not Path(arguments.json).absolute().parent.is_dir():
         raise UsageError(f"--json {arguments.json}: there is no folder of that name")
+    if arguments.json is not None and Path(arguments.json).is_dir():
+        raise UsageError(f"--json {arguments.json}: a folder; the report is one file, such as report.json")
     report = _report(arguments, path)
     bad = bool(report.of("error") or (arguments.strict and report.of("warning")))
     if bad or report.of("warning") or not arguments.quiet:
         print(report.text(first=arguments.names))
     if arguments.json is not None:
-        part = Path(f"{arguments.json}.part")
-        part.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="ascii")
-        os.replace(part, arguments.json)
+        with whole(arguments.json) as part:
+            part.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="ascii")
     return 1 if bad else 0
 
 

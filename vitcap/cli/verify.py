@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcap.cli.options import UsageError, add_model, load, output_folder, require_model
+from vitcap.cli.options import UsageError, add_model, load, output_folder
 from vitcap.cli.pictures import picture_paths
 from vitcap.data.images import ImageError
+from vitcap.files import whole
 
 if TYPE_CHECKING:  # it imports torch, for which --help need not wait
     from vitcap.explain.verify import LayerCheck, Verification
@@ -41,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     Of a translation model, sentences take the place of photos. Prints a table of layers and a verdict for each photo;
     the exit status is 0 if all numbers are within the tolerance, and 1 if not.
     """
-    require_model(arguments)
     target = None if arguments.json is None else Path(arguments.json)
     if target is not None and target.exists():
         raise UsageError(f"{target} is there already: name another --json, or remove it")
@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     if target is not None:
         report = {"model": arguments.model, "checked": [_finite(result.to_dict()) for result in found]}
         text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
-        target.write_text(text, encoding="utf-8", errors="backslashreplace")  # \udcff is JSON, too
+        with whole(target) as part:
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")  # \udcff is JSON, too
     if unread:
         print(f"vitcap: {unread} of {len(items)} pictures could not be read", file=sys.stderr)
     return 0 if found and not unread and all(result.ok for result in found) else 1

@@ -15,13 +15,14 @@ from vitcap.cli.options import (
     add_search,
     build_search,
     load,
+    model_name,
     number,
     output_folder,
-    require_model,
     rollout_options,
     search_options,
 )
 from vitcap.cli.pictures import is_record, load_record, picture_paths, progress, tell_unknown
+from vitcap.files import whole
 from vitcap.record import AttentionRecord
 from vitcap.viz.viewer import Box, viewer_html
 
@@ -56,9 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--out {out}: is there already and is no page by its name; name another, or remove it")
     paths = picture_paths(arguments.photos, lambda text: None)
     saved = [is_record(path) for path in paths]
-    if not all(saved):
-        require_model(arguments)
-    elif given := [name for name in _OF_PHOTOS if getattr(arguments, name) is not None] + search_options(arguments):
+    given = [name for name in _OF_PHOTOS if getattr(arguments, name) is not None] + search_options(arguments)
+    if all(saved) and given:
         raise UsageError(f"--{given[0].replace('_', '-')} is for photos; these are records of what a model saw")
     if any(saved) and arguments.model2 is not None:
         raise UsageError("--model2 is for photos only: a record holds no picture that a model could read again")
@@ -88,10 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
         title=arguments.title or "What the model attended to",
         boxes=None if known is None else boxes,
         beside=beside or None,
-        names=[Path(name).name for name in (arguments.model, arguments.model2) if name],
+        names=[] if all(saved) else [Path(name).name for name in (model_name(arguments), arguments.model2) if name],
         about=_about(records[0]),
     )
-    out.write_text(page, encoding="utf-8")
+    with whole(out) as part:
+        part.write_text(page, encoding="utf-8")
     print(out)
     return 1 if failed else 0
 

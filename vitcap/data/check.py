@@ -5,6 +5,7 @@ Nothing stops at the first defect: all are listed, with names. Readers that refu
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from vitcap.data.survey import Results
 FEWEST_OF_CLASS = 5
 """Training pictures below which a class is reported."""
 
-STOPS = "defect that the reader stops at"
+STOPS = "defects that the reader stops at"
 _REPEATED = "repeated captions kept"
 # The counts of FileSource.report that a check finds itself, with names.
 _OWN = {"images", "captions", "lines", "records", "images without captions skipped", "missing images skipped"}
@@ -55,7 +56,7 @@ def check_source(
         check_classes(report, source.class_names, splits)
     texts = {split: [text for record in records for text in record.captions] for split, records in splits.items()}
     check_texts(report, {split: found for split, found in texts.items() if found}, options)
-    if not whole:  # a reader gave up: its pictures can be looked at all the same
+    if source.refused or not whole:  # what a reader leaves out, or gives up, can be looked at all the same
         known = {record.image for records in splits.values() for record in records}
         splits |= _loose(source.root, known)
     check_pictures(report, splits, root=source.root, jobs=jobs, results=results, progress=progress)
@@ -80,7 +81,7 @@ def check_folder(root: Path, *, kind: str = "folder", refused: str = "", **optio
 def read_splits(report: Report, source: FileSource) -> dict[str, list[CaptionRecord]]:
     """The records of every split that can be read. What is wrong with the others, and with captions, is reported."""
     lacking = "error" if source.on_missing == "error" else "warning"
-    source.on_missing = "skip"
+    source.on_missing, source.refused = "skip", []
     captioned = not isinstance(source, ImageFolderSource)
     listed: set[Path] = set()
     splits: dict[str, list[CaptionRecord]] = {}
@@ -94,6 +95,7 @@ def read_splits(report: Report, source: FileSource) -> dict[str, list[CaptionRec
             splits[split] = source._finish(split, entries)
         except (ValueError, OSError) as error:
             report.add("error", STOPS, [str(error)], split=split)
+    report.add("error", STOPS, source.refused)
     _check_extra(report, source.root, listed)
     if source.val_fraction is not None:
         report.splits.setdefault("val", {})
@@ -131,15 +133,15 @@ def _check_entries(report: Report, split: str, entries: Sequence[Entry], lacking
     odd: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for entry in entries:
         good = 0
-        for raw in entry.captions:
+        for index, raw in enumerate(entry.captions):
             text, remark = clean_caption(raw)
             good += text is not None
             if remark:
                 told = ascii(raw[:60]) if isinstance(raw, str) else "none" if raw is None else type(raw).__name__
-                odd["warning", remark].append(f"{entry.where}: {told}")
+                odd["warning", remark].append(f"{entry.place(index)}: {told}")
         if not good:
             odd["warning", "pictures without captions, left out"].append(entry.where)
-        elif not entry.path.is_file():
+        elif not os.path.isfile(entry.path):  # Path.is_file raises for names too long for the disk
             odd[lacking, "captioned pictures that are not there"].append(f"{entry.path} ({entry.where})")
     for (level, what), names in odd.items():
         report.add(level, what, names, split=split)
@@ -148,7 +150,7 @@ def _check_entries(report: Report, split: str, entries: Sequence[Entry], lacking
 def _check_extra(report: Report, root: Path, listed: Collection[Path]) -> None:
     """Pictures in the folders of those that are listed."""
     folders = {path.parent for path in listed}
-    found = (p for folder in folders if folder.is_dir() for p in folder.iterdir() if p not in listed)
+    found = (p for folder in folders if os.path.isdir(folder) for p in folder.iterdir() if p not in listed)
     extra = [relative(p, root) for p in found if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith(".")]
     report.add("fact", "pictures beside them that no caption names", sorted(extra))
 

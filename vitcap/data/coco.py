@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitcap.data.annotations import is_id, kind_of, validate
 from vitcap.data.karpathy import find_lists, split_by_lists
 from vitcap.data.reading import image_folder, only_file, plain_path, read_json
 from vitcap.data.records import Entry, FileSource
@@ -80,7 +80,7 @@ class CocoSource(FileSource):
     def _entries(self, split: str) -> list[Entry]:
         path = self.annotations[split]
         data = read_json(path)
-        for what, count in _validate(data, path, skip=self.on_missing == "skip").items():
+        for what, count in validate(data, path, self._refuse, skip=self.on_missing == "skip").items():
             self._note(what, str(path), count)
         if not data["images"]:
             raise ValueError(f"{path}: no images in it")
@@ -160,9 +160,10 @@ class KarpathySource(FileSource):
                 )
         folders = self.images and {split: f"{self.images}/{split}2014" for split in files}
         official = CocoSource(self.root, annotations=files, images=folders or None)
+        official.refused = self.refused
         pictures = {split: official._entries(split) for split in files}
         self.report.update(official.report)
-        splits = split_by_lists(self.lists, pictures["train"], pictures["val"], expect=self.expect)
+        splits = split_by_lists(self.lists, pictures["train"], pictures["val"], expect=self.expect, refuse=self._refuse)
         if self.restval:
             splits["train"] = [*splits.get("train", ()), *splits.pop("restval", ())]
         return splits
@@ -171,7 +172,9 @@ class KarpathySource(FileSource):
         data = read_json(self.file)
         images = data.get("images") if isinstance(data, dict) else None
         if not isinstance(images, list) or not images:
-            raise ValueError(f"{self.file}: {_kind(data)}, not a Karpathy split file (an object with a list of images)")
+            raise ValueError(
+                f"{self.file}: {kind_of(data)}, not a Karpathy split file (an object with a list of images)"
+            )
         usual = [
             "",
             "images",
@@ -188,20 +191,24 @@ class KarpathySource(FileSource):
             where = f"{self.file.name}, image {number}"
             if not isinstance(image, dict) or not all(key in image for key in ("filename", "split", "sentences")):
                 hint = "; a COCO annotation file is read by the coco source" if "annotations" in data else ""
-                raise ValueError(f"{self.file}: image {number} has no filename, split and sentences{hint}")
+                self._refuse(f"{self.file}: image {number} has no filename, split and sentences{hint}")
+                continue
             wrong = [key for key in ("filename", "split") if not isinstance(image[key], str) or not image[key].strip()]
             wrong += [] if isinstance(image["sentences"], list) else ["sentences"]
             if wrong:
-                raise ValueError(f"{self.file}: image {number} has {wrong[0]} {str(image[wrong[0]])[:80]!r}")
+                self._refuse(f"{self.file}: image {number} has {wrong[0]} {str(image[wrong[0]])[:80]!r}")
+                continue
             name = "/".join(plain_path(str(part)) for part in (image.get("filepath"), image["filename"]) if part)
             folder = folder or image_folder(self.root, self.images, usual, name)
             image_id: Any = image.get("cocoid", image.get("imgid", name))
-            if not _is_id(image_id):
-                raise ValueError(f"{self.file}: image {number} has the id {image_id!r}; a number or text is wanted")
-            for key in (("id", image_id), name):
-                if key in seen:
-                    raise ValueError(f"{self.file}: {name} (id {image_id}) is there twice: {seen[key]} and {where}")
-                seen[key] = where
+            if not is_id(image_id):
+                self._refuse(f"{self.file}: image {number} has the id {image_id!r}; a number or text is wanted")
+                continue
+            keys: tuple[object, ...] = (("id", image_id), name)
+            if twice := [seen[key] for key in keys if key in seen]:
+                self._refuse(f"{self.file}: {name} (id {image_id}) is there twice: {twice[0]} and {where}")
+                continue
+            seen |= dict.fromkeys(keys, where)
             split = "train" if image["split"] == "restval" and self.restval else str(image["split"])
             captions = [self._sentence(sentence, where) for sentence in image["sentences"]]
             by_split.setdefault(split, []).append(Entry(image_id, folder / name, captions, where))
@@ -220,61 +227,6 @@ class KarpathySource(FileSource):
 
     def _entries(self, split: str) -> list[Entry]:
         return self._by_split[split]
-
-
-def _validate(data: Any, path: Path, *, skip: bool = False) -> Counter[str]:
-    """One clear error for what is no COCO captions file; counts of what is odd but harmless. skip: leave out
-    annotations of images that are not in the list."""
-    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("images", "annotations")):
-        raise ValueError(f"{path}: {_kind(data)}, not a COCO captions file (lists of images and of annotations)")
-    counts: Counter[str] = Counter()
-    files: dict[object, str] = {}
-    for number, image in enumerate(data["images"]):
-        image_id, name = (image.get("id"), image.get("file_name")) if isinstance(image, dict) else (None, None)
-        if not _is_id(image_id) or not isinstance(name, str) or not name.strip():
-            raise ValueError(f"{path}: image {number} of the list has no id and file_name: {str(image)[:80]}")
-        if files.setdefault(image_id, name) != name:
-            raise ValueError(f"{path}: image id {image_id!r} stands for two files, {files[image_id]} and {name}")
-    counts["images listed twice merged"] = len(data["images"]) - len(files)
-    unknown, ids = [], set()
-    for number, annotation in enumerate(data["annotations"]):
-        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
-        if not _is_id(image_id):
-            raise ValueError(f"{path}: annotation {number} of the list has no image_id: {str(annotation)[:80]}")
-        if image_id not in files:
-            unknown.append(image_id)
-        ids.add(str(annotation.setdefault("id", number)))
-        if not _is_id(annotation["id"]):
-            raise ValueError(f"{path}: annotation {number} has the id {annotation['id']!r}; a number is wanted")
-    if unknown and not skip:
-        raise ValueError(
-            f"{path}: {len(unknown)} of {len(data['annotations'])} annotations are of images that are not in its image "
-            f"list, first of image id {unknown[0]!r} (data.source.on_missing=skip leaves them out)"
-        )
-    if unknown:
-        data["annotations"] = [a for a in data["annotations"] if a["image_id"] in files]
-        counts[f"annotations of unlisted images skipped (first of image id {unknown[0]!r})"] = len(unknown)
-    if data["annotations"] and not any("caption" in annotation for annotation in data["annotations"]):
-        raise ValueError(f"{path}: no annotation has a caption (an instances file?); a captions file is wanted")
-    counts["repeated annotation ids kept"] = len(data["annotations"]) - len(ids)
-    return +counts
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int | str) and not isinstance(value, bool)
-
-
-def _kind(data: Any) -> str:
-    """What a JSON file is that was taken for another format."""
-    if isinstance(data, list):
-        results = data and isinstance(data[0], dict) and {"image_id", "caption"} <= set(data[0])
-        return "a list, as COCO results files are" if results else "a list"
-    if not isinstance(data, dict):
-        return f"a single {type(data).__name__}"
-    first = data["images"][0] if isinstance(data.get("images"), list) and data["images"] else None
-    if isinstance(first, dict) and "sentences" in first:
-        return "a Karpathy split file"
-    return f"an object with the keys {', '.join(map(str, list(data)[:6])) or '(none)'}"
 
 
 def _index(data: dict[str, Any]) -> tuple[dict[Any, dict[str, Any]], dict[Any, list[dict[str, Any]]]]:

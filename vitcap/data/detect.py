@@ -14,6 +14,7 @@ from vitcap.data.image_folder import SPLIT_FOLDERS, ImageFolderSource
 from vitcap.data.images import find_images
 from vitcap.data.karpathy import find_lists
 from vitcap.data.pairs import PairsSource
+from vitcap.data.reading import is_folder
 from vitcap.data.records import FileSource
 from vitcap.data.tables import FlickrSource, TableSource
 
@@ -63,7 +64,7 @@ def options_of(name: str) -> list[str]:
 
 def _detect_file(path: Path, wanted: str | None) -> tuple[str, Path, dict[str, Any]]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file or folder")
+        raise FileNotFoundError(f"{path}: {'no regular file' if path.exists() else 'no such file or folder'}")
     fits = _BY_SUFFIX.get(path.suffix.lower(), ())
     if not fits:
         raise ValueError(f"{path}: a data folder is wanted, or a file of {', '.join(_BY_SUFFIX)}")
@@ -99,6 +100,8 @@ def _has_columns(root: Path, name: str) -> bool:
 
 
 def _columns_fit(path: Path, name: str) -> bool:
+    if not path.is_file():  # a pipe would be waited for
+        return False
     wanted = ({"image"}, {"caption", "captions"}) if name == "table" else ({"source"}, {"target"})
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = file.readline(2**16).strip()
@@ -120,7 +123,9 @@ def _class_folders(root: Path) -> bool:
         return True
     if any(root.glob("*class_index.json")):
         return True
-    below = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith((".", "_"))]
+    below = [
+        Path(entry.path) for entry in os.scandir(root) if is_folder(entry) and not entry.name.startswith((".", "_"))
+    ]
     direct = [path for path in find_images(root) if path.parent == root]
     return not direct and len(below) > 1 and all(any(p.parent == d for p in find_images(d)) for d in below)
 

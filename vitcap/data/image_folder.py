@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitcap.data.imagenet import find_class_index, find_val_labels, read_class_index, read_real
 from vitcap.data.images import IMAGE_SUFFIXES
+from vitcap.data.reading import is_folder
 from vitcap.data.records import CaptionRecord, Entry, FileSource
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class ImageFolderSource(FileSource):
         return found or {"train" if self.val_fraction is not None else "all": self.root}
 
     def _class_folders(self, folder: Path) -> list[str]:
-        return sorted(e.name for e in os.scandir(folder) if e.is_dir() and not _is_junk(e.name))
+        return sorted(e.name for e in os.scandir(folder) if is_folder(e) and not _is_junk(e.name))
 
     def _classes_of_folders(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Class ids and names of the first split that has class folders (train, else val, else test)."""
@@ -160,13 +161,13 @@ class ImageFolderSource(FileSource):
 
     def _entries(self, split: str) -> list[Entry]:
         folder, names = self._folders[split], self._class_folders(self._folders[split])
-        loose = [e.name for e in os.scandir(folder) if e.is_file() and self._is_picture(e.name)]
+        loose = [e.name for e in os.scandir(folder) if not is_folder(e) and self._is_picture(e.name)]
         if loose and not names:
             labels, told = find_val_labels(self.root, folder, sorted(loose), classes=self.classes)
             log.info("%s: flat, %s", folder, told)
             return [Entry(f"{folder.name}/{n}", folder / n, (), labels[n]) for n in sorted(loose)]
         self.report["pictures outside class folders left out"] += len(loose)
-        junk = sum(entry.is_dir() and _is_junk(entry.name) for entry in os.scandir(folder))
+        junk = sum(_is_junk(entry.name) and is_folder(entry) for entry in os.scandir(folder))
         self.report["hidden and junk folders left out"] += junk
         entries, empty = [], []
         for name in names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vitcap.data.reading import read_text
@@ -47,7 +47,12 @@ def find_lists(root: Path, folder: str | None = None) -> dict[str, Path]:
 
 
 def split_by_lists(
-    lists: Mapping[str, Path], train2014: Sequence[Entry], val2014: Sequence[Entry], *, expect: bool = True
+    lists: Mapping[str, Path],
+    train2014: Sequence[Entry],
+    val2014: Sequence[Entry],
+    *,
+    expect: bool = True,
+    refuse: Callable[[str], None] | None = None,
 ) -> dict[str, list[Entry]]:
     """Split -> the official pictures that its list names, in the order of the list.
 
@@ -57,10 +62,13 @@ def split_by_lists(
     train2014, val2014: every picture of the official files, with its captions.
     expect: the counts of the Karpathy split (train with restval 113,287, val and test 5,000) and at least 5 captions
         an image are asserted.
+    refuse: called with what is wrong with a line, which is left out if it returns, or with a count; left out, it is
+        raised.
 
     Raises ValueError, naming list, line and image, for what is not in the official files, two ids in one line, an image
     listed twice, and counts that are not met.
     """
+    refuse = refuse or _stop
     official = [*train2014, *val2014]
     by_id = {entry.image_id: entry for entry in official}
     by_name = {entry.path.name: entry for entry in official}
@@ -72,9 +80,13 @@ def split_by_lists(
     for split, path in lists.items():
         splits[split] = []
         for where, words in _lines(path):
-            entry = _entry(words, where, by_id, by_name)
-            if before := listed.get(entry.image_id):
-                raise ValueError(f"{path}: image {entry.image_id} is listed in {before} and in {where}")
+            try:
+                entry = _entry(words, where, by_id, by_name)
+                if before := listed.get(entry.image_id):
+                    raise ValueError(f"{path}: image {entry.image_id} is listed in {before} and in {where}")
+            except ValueError as error:
+                refuse(str(error))
+                continue
             listed[entry.image_id] = where
             splits[split].append(entry)
     if "train" not in lists:
@@ -82,7 +94,7 @@ def split_by_lists(
         if "restval" not in lists:
             splits["restval"] = [entry for entry in val2014 if entry.image_id not in listed]
     if expect:
-        _assert_counts(lists, splits)
+        _check_counts(lists, splits, refuse)
     return {split: splits[split] for split in ("train", "restval", "val", "test") if splits.get(split)}
 
 
@@ -107,24 +119,24 @@ def _entry(words: Sequence[str], where: str, by_id: Mapping[int | str, Entry], b
     return entry
 
 
-def _assert_counts(lists: Mapping[str, Path], splits: Mapping[str, list[Entry]]) -> None:
-    """ValueError unless these are the splits that everybody reports on."""
+def _stop(what: str) -> None:
+    raise ValueError(what)
+
+
+def _check_counts(lists: Mapping[str, Path], splits: Mapping[str, list[Entry]], refuse: Callable[[str], None]) -> None:
+    """Refuses unless these are the splits that everybody reports on."""
     hint = "; if the lists are only a part of the split, set data.source.expect=false"
     for split, wanted in (("val", VAL), ("test", TEST)):
         if len(splits[split]) != wanted:
-            raise ValueError(f"{lists[split]}: {wanted:,} images are wanted, {len(splits[split]):,} found{hint}")
+            refuse(f"{lists[split]}: {wanted:,} images are wanted, {len(splits[split]):,} found{hint}")
     train, rest = len(splits["train"]), len(splits.get("restval", ()))
     if train + rest != TRAIN + RESTVAL:
         where = lists.get("train", "the official pictures in neither val nor test")
         if train == TRAIN and not rest:
             hint = "; restval is missing: add coco_restval.txt, or take the train list away"
-        raise ValueError(
-            f"{where}: train and restval together are {TRAIN + RESTVAL:,} images, {train:,} + {rest:,} found{hint}"
-        )
+        refuse(f"{where}: train and restval together are {TRAIN + RESTVAL:,} images, {train:,} + {rest:,} found{hint}")
     for split, entries in splits.items():
         for entry in entries:
             if len(entry.captions) < FEWEST_CAPTIONS:
                 found = len(entry.captions)
-                raise ValueError(
-                    f"{entry.where} ({split}): {FEWEST_CAPTIONS} captions or more are wanted, {found} found"
-                )
+                refuse(f"{entry.where} ({split}): {FEWEST_CAPTIONS} captions or more are wanted, {found} found")

@@ -37,7 +37,8 @@ def clean_caption(raw: object) -> tuple[str | None, str | None]:
 def read_text(path: Path) -> str:
     """A UTF-8 text file, with or without byte order mark, whatever the locale; ValueError names other encodings."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: {'is a folder, a file is wanted' if path.is_dir() else 'no such file'}")
+        found = "a folder" if path.is_dir() else "no regular file" if path.exists() else ""
+        raise FileNotFoundError(f"{path}: {f'is {found}, a file is wanted' if found else 'no such file'}")
     data = path.read_bytes()
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ValueError(f"{path}: UTF-16; save it as UTF-8")
@@ -100,7 +101,15 @@ def image_folder(root: Path, given: str | None, usual: Iterable[str], example: s
         return existing_folder(root / given)
     tried = [root / name for name in usual]
     there = [folder for folder in tried if folder.is_dir()]
-    return next((folder for folder in there if (folder / example).is_file()), there[0] if there else tried[-1])
+    return next((folder for folder in there if os.path.isfile(folder / example)), there[0] if there else tried[-1])
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one; not where it is a link in a circle, at which `is_dir` raises."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def existing_folder(root: str | os.PathLike[str] | None) -> Path:

@@ -56,12 +56,20 @@ class Source(Protocol):
 
 
 class Entry(NamedTuple):
-    """One picture as an annotation file tells it: captions unchecked, `where` for messages ("line 7", "image 42")."""
+    """One picture as an annotation file tells it: captions unchecked, `where` for messages ("line 7", "image 42").
+
+    lines: of the file, one for each caption, where it has lines.
+    """
 
     image_id: int | str
     path: Path
     captions: Sequence[object]
     where: str
+    lines: Sequence[int] = ()
+
+    def place(self, index: int) -> str:
+        """Where a caption of it stands."""
+        return f"{self.where.rpartition(' line ')[0]} line {self.lines[index]}" if self.lines else self.where
 
 
 class FileSource(ABC):
@@ -72,6 +80,7 @@ class FileSource(ABC):
     on_missing: "error" or "skip" for pictures that are not on disk.
     report: counts over the splits read so far: images, captions, and everything skipped or repaired.
     places: where in the files that was, as far as a reader tells.
+    refused: None; or a list, to which readers then add what they would stop at, and go on without that record.
     """
 
     name = "files"
@@ -87,6 +96,7 @@ class FileSource(ABC):
         self.val_fraction, self.split_seed, self.on_missing = val_fraction, split_seed, on_missing
         self.report: Counter[str] = Counter()
         self.places: defaultdict[str, list[str]] = defaultdict(list)
+        self.refused: list[str] | None = None
         self._read: dict[str, list[CaptionRecord]] = {}
 
     @abstractmethod
@@ -104,6 +114,12 @@ class FileSource(ABC):
         if count:
             self.places[what].append(where)
         self.report[what] += count
+
+    def _refuse(self, what: str) -> None:
+        """A record that cannot be taken: ValueError, or a line in `refused`."""
+        if self.refused is None:
+            raise ValueError(what)
+        self.refused.append(what)
 
     def _why_not(self, split: str) -> str:
         """What would have to be there for a split that is not."""
@@ -164,13 +180,14 @@ class FileSource(ABC):
         for entry in entries:
             if _is_broken(f"{entry.image_id}/{entry.path.name}"):
                 told = ascii(f"{entry.where}: {entry.path.name}, id {entry.image_id}")
-                raise ValueError(f"{self.root}: a name or id with broken characters, which no file can hold: {told}")
+                self._refuse(f"{self.root}: a name or id with broken characters, which no file can hold: {told}")
+                continue
             captions = []
-            for raw in entry.captions:
+            for index, raw in enumerate(entry.captions):
                 caption, remark = clean_caption(raw)
                 if remark:
                     counts[remark] += 1
-                    examples.setdefault(remark, entry.where)
+                    examples.setdefault(remark, entry.place(index))
                 if caption is not None:
                     captions.append(caption)
             if not captions:
@@ -217,8 +234,8 @@ class _Listing:
 
     def __contains__(self, path: Path) -> bool:
         if path.parent not in self._names:
-            self._names[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
-        return path.name in self._names[path.parent] or path.is_file()
+            self._names[path.parent] = set(os.listdir(path.parent)) if os.path.isdir(path.parent) else set()
+        return path.name in self._names[path.parent] or os.path.isfile(path)  # Path.is_file raises for too long names
 
 
 def _is_broken(text: str) -> bool:

@@ -18,6 +18,7 @@ from vitcap.data.scene_drawing import box, draw, mask
 from vitcap.data.scene_language import describe
 from vitcap.data.scene_truth import Truth, check
 from vitcap.data.scenes import SHAPES, Scene, sample_scene
+from vitcap.files import whole
 from vitcap.types import require_number
 
 SPLITS = ("train", "val", "test")
@@ -183,4 +184,5 @@ def export_coco(
         },
     }
     for kind, content in files.items():
-        (root / "annotations" / f"{kind}_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+        with whole(root / "annotations" / f"{kind}_{split}.json") as part:
+            part.write_text(json.dumps(content), encoding="utf-8")

@@ -19,6 +19,7 @@ from typing import IO
 import PIL
 
 from vitcap.data.inspection import Inspection, Inspector
+from vitcap.files import whole
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,9 @@ class Results:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             if lines is None or lines > 2 * len(self._known) + 100:  # new, of another version, or mostly outdated
-                part = self.file.with_name(f"{self.file.name}.{os.getpid()}")
                 kept = ([path, *stamp, facts] for path, (stamp, facts) in self._known.items())
-                part.write_text("".join(json.dumps(row) + "\n" for row in (_HEAD, *kept)), encoding="ascii")
-                os.replace(part, self.file)
+                with whole(self.file) as part:
+                    part.write_text("".join(json.dumps(row) + "\n" for row in (_HEAD, *kept)), encoding="ascii")
             self._out = self.file.open("a", encoding="ascii")
         except OSError as error:
             log.warning("%s: results of the data check are not kept (%s)", self.file, error.strerror)

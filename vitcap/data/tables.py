@@ -82,11 +82,13 @@ class FlickrSource(FileSource):
         self.images = images
 
     @cached_property
-    def _captions(self) -> dict[str, tuple[list[str], int]]:
-        """Image name -> its captions, and the first line that names it."""
-        captions: dict[str, tuple[list[str], int]] = {}
+    def _captions(self) -> dict[str, tuple[list[str], list[int]]]:
+        """Image name -> its captions, and their lines."""
+        captions: dict[str, tuple[list[str], list[int]]] = {}
         for number, name, caption in self._lines():
-            captions.setdefault(name, ([], number))[0].append(caption)
+            texts, lines = captions.setdefault(name, ([], []))
+            texts.append(caption)
+            lines.append(number)
         if not captions:
             raise ValueError(f"{self.file}: no captions in it")
         return captions
@@ -103,12 +105,14 @@ class FlickrSource(FileSource):
                 continue
             if not found or not name:
                 wanted = {"|": "name| number| caption", ",": "name,caption"}.get(separator, "name#number<TAB>caption")
-                raise ValueError(f"{self.file}: line {number} is not {wanted}: {line.strip()[:80]!r}")
+                self._refuse(f"{self.file}: line {number} is not {wanted}: {line.strip()[:80]!r}")
+                continue
             if separator == "|":
                 _, found, rest = caption.partition("|")
                 if not found:  # a known row of Flickr30k has lost its second bar
                     if not (match := _PIPE_DEFECT.fullmatch(caption.rstrip())):
-                        raise ValueError(f"{self.file}: line {number} has no caption: {line.strip()[:80]!r}")
+                        self._refuse(f"{self.file}: line {number} has no caption: {line.strip()[:80]!r}")
+                        continue
                     rest = match[2]
                     self._note("rows that lack a bar repaired", f"{self.file.name} line {number}")
                 caption = rest
@@ -135,10 +139,12 @@ class FlickrSource(FileSource):
                     continue
                 fits = [listed] if listed in self._captions else by_stem.get(listed, [listed])
                 if len(fits) > 1:
-                    raise ValueError(f"{path}: line {number}: {listed} may be {fits[0]} or {fits[1]}: write it whole")
+                    self._refuse(f"{path}: line {number}: {listed} may be {fits[0]} or {fits[1]}: write it whole")
+                    continue
                 name = fits[0]
                 if name in seen:
-                    raise ValueError(f"{path}: line {number}: {name} is listed already: {seen[name]}")
+                    self._refuse(f"{path}: line {number}: {name} is listed already: {seen[name]}")
+                    continue
                 seen[name] = f"{path.name} line {number}"
                 splits.setdefault(split, []).append(name)
         return splits
@@ -156,9 +162,9 @@ class FlickrSource(FileSource):
         folder = image_folder(self.root, self.images, _FLICKR_FOLDERS, names[0])
         entries = []
         for name in names:
-            captions, number = self._captions.get(name, ([], 0))
-            where = f"{self.file.name} line {number}" if number else f"{name}, not in {self.file.name}"
-            entries.append(Entry(name, folder / name, captions, where))
+            captions, lines = self._captions.get(name, ([], []))
+            where = f"{self.file.name} line {lines[0]}" if lines else f"{name}, not in {self.file.name}"
+            entries.append(Entry(name, folder / name, captions, where, lines))
         return entries
 
 
@@ -207,18 +213,26 @@ class TableSource(FileSource):
         for number, row in self._json_rows() if self.file.suffix.lower() == ".jsonl" else self._csv_rows():
             name = row.get(self.image_column)
             if not isinstance(name, str) or not (name := plain_path(name)):
-                raise ValueError(f"{self.file}: line {number}: no image in {self.image_column!r}")
+                self._refuse(f"{self.file}: line {number}: no image in {self.image_column!r}")
+                continue
             if re.match(r"https?:", name):
-                raise ValueError(f"{self.file}: line {number}: {name[:80]} is a web address; fetch the pictures first")
-            split = self._split_of(row, number)
+                self._refuse(f"{self.file}: line {number}: {name[:80]} is a web address; fetch the pictures first")
+                continue
+            if (split := self._split_of(row)) is None:
+                self._refuse(f"{self.file}: line {number}: no split in {self.split_column!r}")
+                continue
             folder = folder or image_folder(self.root, self.images, ["", "images"], name)
             where = f"{self.file.name} line {number}"
-            first_split, entry = entries.setdefault(name, (split, Entry(name, folder / name, [], where)))
+            first_split, entry = entries.setdefault(name, (split, Entry(name, folder / name, [], where, [])))
             if first_split != split:
-                raise ValueError(f"{self.file}: {name} is in {first_split} ({entry.where}) and {split} (line {number})")
+                self._refuse(f"{self.file}: {name} is in {first_split} ({entry.where}) and {split} (line {number})")
+                continue
             captions = row.get(self.caption_column, row.get("captions"))
+            captions = captions if isinstance(captions, list) else [captions]
             assert isinstance(entry.captions, list)
-            entry.captions.extend(captions if isinstance(captions, list) else [captions])
+            assert isinstance(entry.lines, list)
+            entry.captions.extend(captions)
+            entry.lines.extend([number] * len(captions))
         if not entries:
             raise ValueError(f"{self.file}: no rows in it")
         by_split: dict[str, list[Entry]] = {}
@@ -226,12 +240,12 @@ class TableSource(FileSource):
             by_split.setdefault(split, []).append(entry)
         return by_split
 
-    def _split_of(self, row: Mapping[str, Any], number: int) -> str:
+    def _split_of(self, row: Mapping[str, Any]) -> str | None:
         if self.split_column is None or (self.split_column == "split" and "split" not in row):
             return "train"
         split = row.get(self.split_column)
         if not isinstance(split, str) or not split.strip():
-            raise ValueError(f"{self.file}: line {number}: no split in {self.split_column!r}")
+            return None
         return _SPLIT_NAMES.get(split.strip().lower(), split.strip())
 
     def _csv_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -255,11 +269,11 @@ class TableSource(FileSource):
                     fields[len(header) - 1 :] = [delimiter.join(fields[len(header) - 1 :])]
                     self._note("rows with unquoted separators joined", f"{self.file.name} line {number}")
                 if fields and len(fields) != len(header):
-                    raise ValueError(f"{self.file}: line {number} has {len(fields)} fields, line 1 has {len(header)}")
-                if fields:
+                    self._refuse(f"{self.file}: line {number} has {len(fields)} fields, line 1 has {len(header)}")
+                elif fields:
                     yield number, dict(zip(header, fields, strict=True))
                 number = 1 + reader.line_num
-        except csv.Error as error:
+        except csv.Error as error:  # where the next row begins is a guess from here on
             raise ValueError(f"{self.file}: line {reader.line_num}: {error}; check the quotes") from None
 
     def _json_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -270,10 +284,12 @@ class TableSource(FileSource):
                 row = parse_json(line)
             except (ValueError, RecursionError) as error:
                 reason = getattr(error, "msg", None) or str(error).partition(";")[0]
-                raise ValueError(f"{self.file}: line {number} is cut or not JSON: {reason}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{self.file}: line {number} is no object with {self.image_column!r}")
-            yield number, row
+                self._refuse(f"{self.file}: line {number} is cut or not JSON: {reason}")
+                continue
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                self._refuse(f"{self.file}: line {number} is no object with {self.image_column!r}")
 
     def _own_splits(self) -> tuple[str, ...]:
         return tuple(self._by_split)

@@ -18,8 +18,18 @@ from vitcap.classifier import Classifier
 from vitcap.data.images import ImageError
 from vitcap.data.pictures import CaptionData
 from vitcap.evaluation.controls import centre_map, random_weights
-from vitcap.evaluation.ranking import CENTRE, FIGURES, OCCLUSION, OTHER, RANDOM, UNTRAINED, mean, summarise, table
-from vitcap.evaluation.removal import BLOCKS, SUBSTRATES, Removal, score_kept
+from vitcap.evaluation.faithfulness_report import (
+    CENTRE,
+    FIGURES,
+    OCCLUSION,
+    OTHER,
+    RANDOM,
+    UNTRAINED,
+    mean,
+    summarise,
+    table,
+)
+from vitcap.evaluation.perturbation import BLOCKS, SUBSTRATES, Removal, score_kept
 from vitcap.evaluation.report import describe_search, write_json
 from vitcap.evaluation.subjects import Subject, Target, choose_views, shown_view
 from vitcap.explain.methods import unavailable

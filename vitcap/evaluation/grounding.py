@@ -13,7 +13,7 @@ from vitcap.data.pictures import CaptionData
 from vitcap.data.records import CaptionRecord
 from vitcap.evaluation.controls import random_weights
 from vitcap.evaluation.grounding_report import make_report
-from vitcap.evaluation.grounding_table import picture, table
+from vitcap.evaluation.grounding_table import picture, summary, table
 from vitcap.evaluation.grounding_work import Work
 from vitcap.evaluation.report import describe_search, write_json
 from vitcap.evaluation.subjects import choose_views, shown_view
@@ -59,7 +59,7 @@ def evaluate_grounding(
     "boxes" or its "masks". search, seed: of the captions; the seed also draws the random weights and the resamples.
 
     Every figure stands beside those of a uniform map, of a Gaussian in the middle, of the maps of another picture, and
-    of the same architecture with random weights, with 95 % intervals by resampling pictures. Returns the table as text
+    of the same architecture with random weights, with 95 % intervals by resampling pictures. Returns a summary as text
     and the content of grounding.json; its `verdict` says whether the shown view puts more of its map on the objects
     than random weights do. Raises ValueError or FileNotFoundError, saying what to give.
     """
@@ -117,14 +117,13 @@ def evaluate_grounding(
         **(facts or {}),
     }
     report = make_report(work.tally, work.captions, views=views, shown=shown, seed=seed, facts=about)
-    text = table(report)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "grounding.json", report)
     with whole(out / "grounding.txt") as part:
-        part.write_text(text.strip("\n") + "\n", encoding="utf-8")
+        part.write_text(table(report).strip("\n") + "\n", encoding="utf-8")
     with whole(out / "grounding.png") as part:
         picture(report).save(part, "PNG")
-    return text, report
+    return summary(report, out), report
 
 
 def choose_view(

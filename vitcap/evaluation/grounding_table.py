@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
 
 from vitcap.evaluation.grounding_report import ENOUGH
-from vitcap.evaluation.grounding_work import RANDOM
+from vitcap.evaluation.grounding_work import OTHER, RANDOM
 from vitcap.evaluation.report import headline
 from vitcap.viz.bars import bars_and_tables
 
@@ -23,6 +24,20 @@ _COLUMNS = {
     "mean_iou": ("mean IoU", 100, 1),
     "empty": ("empty", 100, 1),
 }
+LEGEND = {
+    "lift": "share of the map on the object over the object's share of the picture; 1 is a map that looks nowhere",
+    "mean lift": "the same word by word, then the mean, which small objects rule",
+    "on object": "% of the map that lies on the object",
+    "pointing": "% of words whose map is highest on the object (pointing game)",
+    "near": "likewise, or at most a few pixels beside it",
+    "rank": "% of the highest pixels, as many as the object has, that are the object's",
+    "box IoU": "overlap of the box around the high part of the map with the object's, % of both together",
+    "IoU > .5": "% of words where that is above half",
+    "mean IoU": "mean overlap of what is above the map's mean with the object, and of the rest with the rest, %",
+    "empty": "% of maps without any mass on the picture",
+}
+"""What the columns are."""
+_SUMMARY = ("lift", "correctness", "pointing", "iou")
 _TITLES = {
     "nouns": "nouns, against the objects that they name",
     "any object": "the same nouns, against all objects of the picture",
@@ -32,6 +47,23 @@ _TITLES = {
 _SHOWN_CATEGORIES = 25
 
 
+def summary(report: dict[str, Any], where: object) -> str:
+    """The report in some 25 lines: nouns under each method, the shown view beside its controls, and what the columns
+    are. where: the folder of the tables with all of it."""
+    facts, verdict, nouns = report["facts"], report["verdict"], report["words"]["nouns"]
+    shown, controls = verdict["shown"], list(verdict["gain_over"])
+    methods = [row for row in nouns if row not in (shown, *controls) and not row.startswith((OTHER, RANDOM))]
+    rows = {row: nouns[row] for row in (shown, *controls, *methods)}
+    lines = [headline(facts, f"{facts['pictures']} pictures"), f"captions: {facts['protocol']}; {facts['regions']}", ""]
+    lines += [f"{_TITLES['nouns']} ({nouns[shown]['words']} words; [95 % intervals])", *_rows(rows, _SUMMARY)]
+    if shown in (functions := report["words"]["function words"]):
+        lines.append(f"function words under {shown}: lift {_cell(functions[shown]['lift'], 1, 2, limits=True).strip()}")
+    wide = max(len(_COLUMNS[name][0]) for name in _SUMMARY)
+    lines += ["", *(f"  {_COLUMNS[name][0]:<{wide}}  {LEGEND[_COLUMNS[name][0]]}" for name in _SUMMARY)]
+    lines += ["", *_ends(report)]
+    return "\n".join([*lines, f"all words, layers, heads and categories: {where}/grounding.txt"])
+
+
 def table(report: dict[str, Any]) -> str:
     """The report as text; figures in per cent but for lifts, intervals of 95 % by resampling pictures."""
     facts = report["facts"]
@@ -39,17 +71,24 @@ def table(report: dict[str, Any]) -> str:
     for group, title in _TITLES.items():
         if rows := report["words"][group]:
             lines += ["", f"{title} ({next(iter(rows.values()))['words']} words)", *_rows(rows)]
+    wide = max(map(len, LEGEND))
+    lines += ["", "columns", *(f"  {name:<{wide}}  {what}" for name, what in LEGEND.items())]
     lines += ["", *_views(report["layers_heads"])]
     lines += ["best by lift on nouns:", *(_place(one) for one in report["best"][:6]), "", *_f1(report), ""]
     lines += [*_box_accuracy(report["box_accuracy"]), "", *_hallucination(report), ""]
     lines += [*_categories(report["categories"], report["verdict"]["shown"]), ""]
+    return "\n".join([*lines, *_ends(report)])
+
+
+def _ends(report: dict[str, Any]) -> list[str]:
+    """What was left out, and the verdict."""
+    facts, verdict = report["facts"], report["verdict"]
     left = ", ".join(f"{count} {what}" for what, count in facts["left_out"].items() if count)
-    lines += [f"left out: {left}"] if left else []
+    lines = [f"left out: {left}"] if left else []
     lines += [f"not available: {name} ({reason})" for name, reason in facts["unavailable"].items()]
-    verdict = report["verdict"]
     if worse := [control for control in verdict["gain_over"] if control not in verdict["better_than"]]:
         lines.append(f"{verdict['shown']} puts no more of its map on the named objects than: {'; '.join(worse)}")
-    return "\n".join([*lines, verdict["text"]])
+    return [*lines, verdict["text"]]
 
 
 def picture(report: dict[str, Any]) -> Image.Image:
@@ -67,8 +106,8 @@ def picture(report: dict[str, Any]) -> Image.Image:
     return bars_and_tables(title, bars, tables)
 
 
-def _rows(rows: dict[str, Any]) -> list[str]:
-    columns = {name: at for name, at in _COLUMNS.items() if name in next(iter(rows.values()))}
+def _rows(rows: dict[str, Any], names: Sequence[str] = tuple(_COLUMNS)) -> list[str]:
+    columns = {name: _COLUMNS[name] for name in names if name in next(iter(rows.values()))}
     wide = max(map(len, rows))
     lines = [
         "  "

@@ -100,7 +100,7 @@ def _records(
     while waiting := list(islice(seen, batch_size)):
         found = _found(door, [one.batch for one in waiting], options, methods, search)
         for words, one in zip(found, waiting, strict=True):
-            yield _record(door, words, shown, one, options.rollout)
+            yield record_of(door, words, shown, one, options.rollout)
 
 
 def _seen(door: Explained, pictures: Iterable[Picture], photo_side: int, skip: Skip | None) -> Iterator[Seen]:
@@ -132,9 +132,10 @@ def _found(
             yield of_caption(door, batch, one, methods, options.rollout)
 
 
-def _record(
-    door: Explained, found: Found, shown: View, seen: Seen, rollout: Mapping[str, Any] | None
+def record_of(
+    door: Explained, found: Found, shown: View, seen: Seen, rollout: Mapping[str, Any] | None = None
 ) -> AttentionRecord:
+    """The record of what was found in what the model has seen. rollout: options that its maps were made with."""
     maps = found.maps
     if seen.spans is not None:  # the pieces of a source word share its attention out among them
         maps = {name: np.stack([v[..., a:b].sum(-1) for a, b in seen.spans], -1) for name, v in maps.items()}

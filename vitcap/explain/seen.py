@@ -41,7 +41,7 @@ def see(door: Explained, picture: Picture, photo_side: int) -> Seen:
         if door.unknown_words(picture):  # their spelling says more than "<unk>"
             places = tuple(door.source_tokenizer.clean(picture).split())
         return Seen(batch, {"places": places, "source": picture}, tuple((start, stop) for _, start, stop in words))
-    if not isinstance(picture, str | Path | Image.Image):
+    if not isinstance(picture, Picture):
         raise ValueError(f"{type(picture).__name__}: a picture is wanted, as a path or a PIL picture")
     photo = open_picture(picture)
     batch = Batch(ids=(0,), images=door.preprocess(photo)[None])
@@ -64,7 +64,7 @@ def see(door: Explained, picture: Picture, photo_side: int) -> Seen:
         "window": window,
         "cells": on_photo(door.grid_box, door.preprocess.size, window),
         "transforms": tuple(steps),
-        "source": "" if isinstance(picture, Image.Image) else Path(picture).name,
+        "source": "" if isinstance(picture, Image.Image) else Path(str(picture)).name,
     }
     return Seen(batch, fields)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitcap.captioner import Captioner
 from vitcap.classifier import Classifier
 from vitcap.decoding import Beam, Greedy, Search
-from vitcap.explain.paths import Call, explicit_layers, handed_out, recorded, specify
+from vitcap.explain.attention_layers import Call, explicit_layers, handed_out, recorded, specify
 from vitcap.nn.attention import MultiHeadAttention
 from vitcap.translator import Translator
 from vitcap.types import BOS, Memory

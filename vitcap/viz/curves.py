@@ -77,8 +77,8 @@ def line_plot(
     lines = wrap(title, fonts.medium, width - 2 * MARGIN) if title else []
     entries, legend_rows = _legend_places(names, fonts, width - 2 * MARGIN)
 
-    y_ticks = _ticks(min(0.0, *ys), max(ys))
-    x_ticks = list(map(float, range(len(x_labels)))) if x_labels else _ticks(min(xs), max(xs))
+    y_ticks = round_ticks(min(0.0, *ys), max(ys))
+    x_ticks = list(map(float, range(len(x_labels)))) if x_labels else round_ticks(min(xs), max(xs))
     y_names = [f"{tick:,g}" for tick in y_ticks]
     under = x_labels or [f"{tick:,g}" for tick in x_ticks]
     top = MARGIN + 24 * len(lines) + 22 * legend_rows + 36
@@ -132,7 +132,7 @@ def line_plot(
     return page
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def round_ticks(low: float, high: float) -> list[float]:
     """Round numbers in steps of 1, 2 or 5 times ten^n, from at or below low to at or above high."""
     if high - low < 1e-9:  # finer than the ticks are rounded
         high = low + (abs(low) or 1.0)

@@ -80,18 +80,20 @@ def to_photo(
     return np.where(seen, down @ values @ across.T, 0.0), seen
 
 
-def peak(heat: ArrayLike, cells: Window) -> tuple[float, float]:
+def peak(heat: ArrayLike, cells: Window, window: Window | None = None) -> tuple[float, float]:
     """(x, y) in photo pixels of the centre of the strongest patch (the first in row-major order among equals).
 
-    cells: the rectangle that the patches share out evenly, in photo pixels.
+    cells: the rectangle that the patches share out evenly, in photo pixels. window: the one that the model saw; cells
+    of convolutions may reach over its edge, and the point is then the nearest one in it.
     """
     values = np.asarray(heat)
     row, column = np.unravel_index(values.argmax(), values.shape)
     x0, y0, x1, y1 = cells
-    return (
-        float(x0 + (column + 0.5) * (x1 - x0) / values.shape[1]),
-        float(y0 + (row + 0.5) * (y1 - y0) / values.shape[0]),
-    )
+    x = float(x0 + (column + 0.5) * (x1 - x0) / values.shape[1])
+    y = float(y0 + (row + 0.5) * (y1 - y0) / values.shape[0])
+    if window is None:
+        return x, y
+    return min(max(x, window[0]), window[2]), min(max(y, window[1]), window[3])
 
 
 def _place(x: float, y: float, width: int, height: int) -> str:
@@ -103,18 +105,35 @@ def _place(x: float, y: float, width: int, height: int) -> str:
     return f"at x {x:.0f}, y {y:.0f} of {width} x {height} pixels ({vertical} {horizontal})"
 
 
-def describe(words: Sequence[str], maps: Sequence[ArrayLike], cells: Window, width: int, height: int) -> list[str]:
+def describe(
+    words: Sequence[str],
+    maps: Sequence[ArrayLike],
+    cells: Window,
+    width: int,
+    height: int,
+    *,
+    window: Window | None = None,
+) -> list[str]:
     """One line of text for each word's map of attention weights, for screen readers and logs.
 
-    width, height: size of the photo in pixels, which `cells` (see `peak`) refers to.
+    width, height: size of the photo in pixels, which `cells` and `window` (see `peak`) refer to.
     """
     return [
-        describe_lift(word, lift(heat), cells, width, height, unit="uniform attention")
+        describe_lift(word, lift(heat), cells, width, height, unit="uniform attention", window=window)
         for word, heat in zip(words, maps, strict=True)
     ]
 
 
-def describe_lift(word: str, values: NDArray[np.float64], cells: Window, width: int, height: int, *, unit: str) -> str:
+def describe_lift(
+    word: str,
+    values: NDArray[np.float64],
+    cells: Window,
+    width: int,
+    height: int,
+    *,
+    unit: str,
+    window: Window | None = None,
+) -> str:
     """The line of one map (rows, columns) in multiples of a unit, such as "uniform attention"."""
     if not values.max() > 0:
         return f"{word}: empty map, 0 everywhere"
@@ -122,6 +141,6 @@ def describe_lift(word: str, values: NDArray[np.float64], cells: Window, width: 
         return f"{word}: flat map, no place stands out (peak {values.max():.2f} times {unit})"
     row, column = np.unravel_index(values.argmax(), values.shape)
     return (
-        f"{word}: peak {values.max():.1f} times {unit} {_place(*peak(values, cells), width, height)}, "
+        f"{word}: peak {values.max():.1f} times {unit} {_place(*peak(values, cells, window), width, height)}, "
         f"patch row {row + 1} of {values.shape[0]}, column {column + 1} of {values.shape[1]}"
     )

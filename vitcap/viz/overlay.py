@@ -140,7 +140,7 @@ def below(record: AttentionRecord, shown: Shown, index: int, which_view: int = 0
     if is_flat(values):
         return "flat" if values.max() > 0 else "0 everywhere"
     width, height = size_of(record)
-    x, y = peak(values, cells_of(record, width, height))
+    x, y = peak(values, cells_of(record, width, height), window_of(record, width, height))
     beside = "" if 0 <= x <= width and 0 <= y <= height else ", in the padding"
     return f"peak {values.max():.1f}x {shown.short}{beside}"
 

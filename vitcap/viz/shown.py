@@ -92,11 +92,16 @@ def of_classes(record: AttentionRecord) -> bool:
     return record.facts.get("kind") == "classify"
 
 
+def method_title(record: AttentionRecord, method: str) -> str:
+    """What people call a method, of a record's kind."""
+    if method == "attention" and of_classes(record):
+        return "Attention of the encoder"
+    return _TITLES.get(method, method[:1].upper() + method[1:])
+
+
 def note(record: AttentionRecord, view: View, shown: Shown) -> str:
     """Which method, layers and heads a view shows, on how many patches."""
-    title = _TITLES.get(view.method, view.method)
-    if view.method == "attention" and of_classes(record):
-        title = "Attention of the encoder"
+    title = method_title(record, view.method)
     layers, heads = record.maps[view.method].shape[1:3]
     if max(layers, heads) > 1 or view.method == "attention":
         title += f": {which('layer', view.layers, layers)}, {which('head', view.heads, heads)}"
@@ -130,9 +135,9 @@ def describe_record(record: AttentionRecord, view: View | None = None) -> list[s
 def describe_word(record: AttentionRecord, shown: Shown, index: int, which_view: int = 0) -> str:
     """One map in words."""
     width, height = size_of(record)
-    cells = cells_of(record, width, height)
+    cells, window = cells_of(record, width, height), window_of(record, width, height)
     return describe_lift(
-        record.words[index].text, shown.lifts[index, which_view], cells, width, height, unit=shown.unit
+        record.words[index].text, shown.lifts[index, which_view], cells, width, height, unit=shown.unit, window=window
     )
 
 

@@ -41,6 +41,7 @@ async function showPhoto(index) {
   $("tools").classList.toggle("text", !photo.image);
   drawAll();
   document.body.dataset.ready = index;
+  document.dispatchEvent(new Event("shown"));
 }
 
 function stop() {
@@ -70,16 +71,20 @@ function play() {
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  $("theme").setAttribute("aria-pressed", name === "dark");
+  $("theme").lastChild.textContent = name === "dark" ? "Light colours" : "Dark colours"; // what a click does
 }
 
-page.film = DATA.photos.map((photo) => {
-  const picture = photo.thumb ? el("img", { src: photo.thumb, alt: "" }) : el("i", {}, "¶");
-  return el("div", { className: "shot" }, picture, el("span", { dir: "auto" }, photo.name));
-});
-$("film").append(...page.film);
-$("film").hidden = page.film.length < 2;
-walkable($("film"), page.film, showPhoto);
+function showFilm() {
+  page.film = DATA.photos.map((photo) => {
+    const picture = photo.thumb ? el("img", { src: photo.thumb, alt: "" }) : el("i", {}, "¶");
+    return el("div", { className: "shot" }, picture, el("span", { dir: "auto" }, photo.name));
+  });
+  $("film").replaceChildren(...page.film);
+  $("film").hidden = page.film.length < 2;
+  walkable($("film"), page.film, showPhoto);
+}
+
+showFilm();
 $("opacity").oninput = () => {
   $("percent").textContent = `${$("opacity").value} %`;
   drawAll();
@@ -87,6 +92,10 @@ $("opacity").oninput = () => {
 $("scale").onchange = $("boxes").onchange = drawAll;
 $("play").onclick = play;
 $("tools").onsubmit = (event) => event.preventDefault();
+new ResizeObserver(() => { // what is scrolled to, with the keyboard too, stops below the bar where the bar stays
+  const above = getComputedStyle($("tools")).position === "sticky" ? $("tools").offsetHeight + 16 : 0;
+  document.documentElement.style.scrollPaddingTop = `${above}px`;
+}).observe($("tools"));
 $("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 dark.onchange = () => theme(dark.matches ? "dark" : "light");
 document.addEventListener("keydown", (event) => {
@@ -96,4 +105,4 @@ document.addEventListener("keydown", (event) => {
   if (first?.options.length) first.options.at((first.word + step) % first.options.length).focus();
 });
 theme(dark.matches ? "dark" : "light");
-showPhoto(0);
+if (DATA.photos.length) showPhoto(0);

@@ -25,7 +25,16 @@ from vitcap.record import AttentionRecord, View, Window
 from vitcap.viz.alignment import describe_alignment
 from vitcap.viz.heatmap import FLAT
 from vitcap.viz.overlay import LEAST
-from vitcap.viz.shown import cells_of, describe_record, of_classes, probability, show, size_of, window_of
+from vitcap.viz.shown import (
+    cells_of,
+    describe_record,
+    method_title,
+    of_classes,
+    probability,
+    show,
+    size_of,
+    window_of,
+)
 from vitcap.viz.style import INFERNO
 
 Box = tuple[str, Window]
@@ -34,7 +43,7 @@ Box = tuple[str, Window]
 PHOTO_SIDE = 1024
 """Longest side in pixels of the photos in the file."""
 
-_SCRIPTS = ("viewer_maps.js", "viewer_elements.js", "viewer_pane.js", "viewer.js")
+SCRIPTS = ("viewer_maps.js", "viewer_elements.js", "viewer_pane.js", "viewer.js")
 _ENTRY_BYTES = 960_000  # that one photo takes in the file, with its maps, in base64: under 1 MB with a page around it
 _PHOTO_BYTES = 100_000, 480_000  # of its JPEG: what maps leave it at least, and as much as it ever needs
 _THUMB = 208
@@ -66,27 +75,43 @@ def viewer_html(
             raise ValueError(f"{what}: {len(given)} entries for {len(records)} records; one for each is wanted")
     panes = list(zip(records, beside, strict=True)) if beside is not None else [(record,) for record in records]
     known = boxes if boxes is not None else [None] * len(records)
-    data = {
-        "colours": INFERNO.tolist(),
-        "flat": FLAT,
-        "least": LEAST,
-        "photos": [_photo(pair, given, names, about or {}) for pair, given in zip(panes, known, strict=True)],
-    }
+    text = "\n\n".join("\n".join(_lines(record)) for pair in panes for record in pair)
+    photos = [viewer_entry(pair, given, names, about or {}) for pair, given in zip(panes, known, strict=True)]
+    return compose(title, photos, text=text)[0]
+
+
+def compose(
+    title: str,
+    photos: Sequence[Mapping[str, Any]],
+    *,
+    text: str = "",
+    start: str = "",
+    style: str = "",
+    script: str = "",
+    policy: str = "",
+) -> tuple[str, str]:
+    """The page of entries of `viewer_entry`, and its content security policy, which it also states itself.
+
+    text: for browsers without scripts. start, style, script: HTML, CSS and JavaScript that another page adds to the
+    viewer's own; policy: more sources of pictures, and directives, for its policy.
+    """
     folder = files("vitcap.viz")
-    style = folder.joinpath("viewer.css").read_text(encoding="utf-8")
-    script = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    style = folder.joinpath("viewer.css").read_text(encoding="utf-8") + style
+    script = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS) + script
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:{policy}"
+    data = {"colours": INFERNO.tolist(), "flat": FLAT, "least": LEAST, "photos": photos}
     parts = {
         "title": html.escape(title),
+        "policy": policy,
         "style": style,
         "script": script,
-        "style_hash": _hash(style),
-        "script_hash": _hash(script),
-        "text": html.escape("\n\n".join("\n".join(_lines(record)) for pair in panes for record in pair)),
+        "start": start,
+        "text": html.escape(text),
         "data": _json(data),
     }
     page = folder.joinpath("viewer.html").read_text(encoding="utf-8")
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
-    return page.encode("utf-8", "replace").decode("utf-8")  # of lone surrogates, which no file can hold
+    return page.encode("utf-8", "replace").decode("utf-8"), policy  # of lone surrogates, which no file can hold
 
 
 def quantise(maps: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
@@ -104,10 +129,13 @@ def quantise(maps: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.float32], N
     return scaled.round().clip(0, 255).astype(np.uint8), low, step
 
 
-def _photo(
+def viewer_entry(
     pair: Sequence[AttentionRecord], boxes: Sequence[Box] | None, names: Sequence[str], about: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One entry of the strip: the photo, and what each model attended to in it."""
+    """One entry of the strip of photos, in plain JSON types: the photo, and what each model attended to in it.
+
+    pair: its record, or those of two models. The others: see `viewer_html`, whose ValueErrors these are.
+    """
     first = pair[0]
     if any((record.grid is None) != (first.grid is None) for record in pair):
         raise ValueError(f"{first.source}: records side by side are all of a photo, or all of a sentence")
@@ -160,7 +188,7 @@ def _record(record: AttentionRecord, heading: str, about: Mapping[str, str]) -> 
         methods.append(
             {
                 "name": method,
-                "title": method[:1].upper() + method[1:],
+                "title": method_title(record, method),
                 "about": about.get(method, ""),
                 "layers": values.shape[1],
                 "heads": values.shape[2],

@@ -118,6 +118,26 @@ function scale(maximum) {
   return { step, end: Math.ceil(Math.max(maximum, DATA.least) / step - 1e-9) * step };
 }
 
+// Where labels of boxes stand, so that none lies on another: left and top of each, null where there is no room.
+// boxes: [x0, y0, x1, y1]. wide: the width of each label; high: of all. size: of the picture.
+function placeLabels(boxes, wide, high, size) {
+  const placed = [];
+  const free = (x, y, w) => placed.every(([a, b, v]) => x >= a + v || a >= x + w || y >= b + high || b >= y + high);
+  const order = range(boxes.length).sort((a, b) => boxes[a][1] - boxes[b][1] || boxes[a][0] - boxes[b][0]);
+  const found = boxes.map(() => null);
+  for (const index of order) {
+    const [x0, y0, x1, y1] = boxes[index];
+    const w = wide[index];
+    const tries = [y0 - high, y0, y1 - high, y1].flatMap((y) => [[x0, y], [x1 - w, y]]);
+    for (let y = y0 + high; y + high <= y1; y += high) tries.push([x0, y], [x1 - w, y]); // down its sides
+    const inside = tries.map(([x, y]) => [clamp(x, 0, Math.max(0, size[0] - w)), clamp(y, 0, Math.max(0, size[1] - high))]);
+    const place = inside.find(([x, y]) => free(x, y, w));
+    if (place) placed.push([...place, w]);
+    found[index] = place ?? null;
+  }
+  return found;
+}
+
 const isFlat = (map) => greatest(map) <= (DATA.flat * total(map)) / map.length;
 
 function place(x, y, [width, height]) {
@@ -127,15 +147,16 @@ function place(x, y, [width, height]) {
   return `at x ${fixed(x, 0)}, y ${fixed(y, 0)} of ${width} x ${height} pixels (${down} ${along})`;
 }
 
-// The map of a word in one line of text. map: multiples of `unit`.
-function describe(word, map, unit, [rows, columns], cells, size) {
+// The map of a word in one line of text. map: multiples of `unit`. window: what the model saw; cells of convolutions may
+// reach over its edge, and their peak is at it.
+function describe(word, map, unit, [rows, columns], cells, size, window = cells) {
   const best = greatest(map);
   if (!(best > 0)) return `${word}: empty map, 0 everywhere`;
   if (isFlat(map)) return `${word}: flat map, no place stands out (peak ${fixed(best, 2)} times ${unit})`;
   const at = map.indexOf(best);
   const [row, column] = [Math.floor(at / columns), at % columns];
-  const x = cells[0] + ((column + 0.5) * (cells[2] - cells[0])) / columns;
-  const y = cells[1] + ((row + 0.5) * (cells[3] - cells[1])) / rows;
+  const x = clamp(cells[0] + ((column + 0.5) * (cells[2] - cells[0])) / columns, window[0], window[2]);
+  const y = clamp(cells[1] + ((row + 0.5) * (cells[3] - cells[1])) / rows, window[1], window[3]);
   const where = `${place(x, y, size)}, patch row ${row + 1} of ${rows}, column ${column + 1} of ${columns}`;
   return `${word}: peak ${fixed(best, 1)} times ${unit} ${where}`;
 }

@@ -215,20 +215,21 @@ class Pane {
     const [across, down] = [this.canvas.width / this.record.size[0], this.canvas.height / this.record.size[1]];
     const unit = this.canvas.width / (this.canvas.clientWidth || this.canvas.width); // one pixel of the screen
     context.font = `600 ${13 * unit}px system-ui, sans-serif`;
-    for (const [label, [x0, y0, x1, y1]] of this.photo.boxes) {
-      const [x, y] = [x0 * across, y0 * down];
+    const boxes = this.photo.boxes.map(([, [x0, y0, x1, y1]]) => [x0 * across, y0 * down, x1 * across, y1 * down]);
+    const wide = this.photo.boxes.map(([label]) => context.measureText(label).width + 10 * unit);
+    for (const [x0, y0, x1, y1] of boxes)
       for (const [ink, line] of [["#000", 4], ["#40d8ff", 2]]) {
         Object.assign(context, { strokeStyle: ink, lineWidth: line * unit });
-        context.strokeRect(x, y, (x1 - x0) * across, (y1 - y0) * down);
+        context.strokeRect(x0, y0, x1 - x0, y1 - y0);
       }
-      const [wide, high] = [context.measureText(label).width + 10 * unit, 19 * unit];
-      const left = clamp(x, 0, this.canvas.width - wide);
-      const above = clamp(y - high, 0, this.canvas.height - high);
+    const places = placeLabels(boxes, wide, 19 * unit, [this.canvas.width, this.canvas.height]);
+    places.forEach((place, index) => {
+      if (!place) return; // what it would say is in the text below
       context.fillStyle = "#40d8ff";
-      context.fillRect(left, above, wide, high);
+      context.fillRect(...place, wide[index], 19 * unit);
       context.fillStyle = "#000";
-      context.fillText(label, left + 5 * unit, above + 14 * unit);
-    }
+      context.fillText(this.photo.boxes[index][0], place[0] + 5 * unit, place[1] + 14 * unit);
+    });
   }
 
   // The map of a word over the photo drawn at width x height pixels.
@@ -243,7 +244,7 @@ class Pane {
     const { words, grid, cells, window, size, prefix, places } = this.record;
     if (!grid) return `${describeRow(words[word].text, word, this.maps[word], places)}.`;
     const map = this.maps[word];
-    const said = [describe(words[word].text, map, this.method.unit, grid, cells, size)];
+    const said = [describe(words[word].text, map, this.method.unit, grid, cells, size, window)];
     if (this.method.attention && prefix) {
       const rest = fixed(100 * Math.max(0, 1 - total(map) / map.length), 0);
       const tokens = prefix > 1 ? `${prefix} tokens that are` : "1 token that is";

@@ -5,10 +5,11 @@ Training, evaluation, captioning and overlays all read pictures here, so that a 
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +62,19 @@ class ImageError(ValueError):
     """A file that cannot be used as a picture; the message names the file and says what it is."""
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A picture file in memory. name: what messages call it; content: the bytes of the file."""
+
+    name: str
+    content: bytes = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def load_image(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Encoded,
     *,
     exif: bool = True,
     background: tuple[int, int, int] = (255, 255, 255),
@@ -70,7 +82,8 @@ def load_image(
 ) -> Image.Image:
     """Read a picture file as an upright RGB picture.
 
-    path: the file; its format is taken from the bytes, never from the name. Animations give their first frame.
+    path: the file, or its bytes; the format is taken from these, never from the name. Animations give their first
+        frame.
     exif: turn the picture as its EXIF orientation says, once (the result carries no orientation). False is only for
         repeating numbers of programs that ignore the tag.
     background: RGB colour, 0..255, on which transparent pictures are composited; white unless told otherwise.
@@ -83,8 +96,8 @@ def load_image(
 
     Raises ImageError for everything that is no such picture: missing, empty, cut, text, HTML, git-lfs pointer, ...
     """
-    path = Path(path)
-    if not os.path.isfile(path):  # Path.is_file raises for names too long for the disk
+    path = path if isinstance(path, Encoded) else Path(path)
+    if isinstance(path, Path) and not os.path.isfile(path):  # Path.is_file raises for names too long for the disk
         what = (
             "is a folder" if os.path.isdir(path) else "is no regular file" if os.path.exists(path) else "does not exist"
         )
@@ -150,7 +163,7 @@ class Origin:
     turn: str | None
 
 
-def origin(source: str | os.PathLike[str] | Image.Image, upright: tuple[int, int]) -> Origin:
+def origin(source: str | os.PathLike[str] | Encoded | Image.Image, upright: tuple[int, int]) -> Origin:
     """Where a picture that `load_image` or `to_rgb` has read comes from; only the head of the file is read again.
 
     source: the file, or the open picture that was given. upright: (width, height) of what was made of it.
@@ -158,7 +171,7 @@ def origin(source: str | os.PathLike[str] | Image.Image, upright: tuple[int, int
     if isinstance(source, Image.Image):
         orientation, (width, height) = _orientation(source), source.size
     else:
-        with _open(Path(source)) as image:
+        with _open(source if isinstance(source, Encoded) else Path(source)) as image:
             orientation, (width, height) = _orientation(image), image.size
     # Some formats state their size turned already; what was read tells.
     if (width - height) * (upright[0] - upright[1]) < 0:
@@ -201,7 +214,7 @@ def _is_junk(name: str) -> bool:
     return name.startswith(".") or name in _JUNK
 
 
-def _open(path: Path) -> Image.Image:
+def _open(path: Path | Encoded) -> Image.Image:
     try:
         return _decoder(path)
     except UnidentifiedImageError:
@@ -215,9 +228,15 @@ def _open(path: Path) -> Image.Image:
         return _decoder(path)
 
 
-def _decoder(path: Path) -> Image.Image:
+def _decoder(path: Path | Encoded) -> Image.Image:
     Image.init()
-    return Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
+    formats = [name for name in FORMATS if name in Image.OPEN]
+    if not isinstance(path, Encoded):
+        return Image.open(path, formats=formats)
+    try:
+        return Image.open(io.BytesIO(path.content), formats=formats)
+    except UnidentifiedImageError:  # whose message has the address of the buffer
+        raise UnidentifiedImageError("cannot identify its format") from None
 
 
 def _orientation(image: Image.Image) -> int:
@@ -237,7 +256,9 @@ def _to_8_bits(values: np.ndarray, mode: str) -> np.ndarray:
     return np.rint(values.astype(np.float64) * scale).astype(np.uint8)
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path | Encoded) -> bytes:
+    if isinstance(path, Encoded):
+        return path.content[:512]
     with path.open("rb") as file:
         return file.read(512)
 
@@ -246,7 +267,7 @@ def _is_heif(head: bytes) -> bool:
     return head[4:8] == b"ftyp" and head[8:12] in _HEIF
 
 
-def _describe(path: Path, kind: str | None, error: Exception) -> str:
+def _describe(path: Path | Encoded, kind: str | None, error: Exception) -> str:
     """What a file is that Pillow could not read; `kind` is the format if Pillow got that far."""
     if kind is not None:
         return f"a damaged or cut {kind} picture ({error}); fetch it again"

@@ -97,12 +97,14 @@ class CaptionDataset(Dataset[Sample | BadRecord]):
         return len(self.records)
 
     def __getitem__(self, place: Place) -> Sample | BadRecord:
-        index = place[1]
-        record = self.records[index]
+        return self.sample(self.records[place[1]], place)
+
+    def sample(self, record: CaptionRecord, place: Place) -> Sample | BadRecord:
+        """A record, with the random choices of its place."""
         generator = place_generator(self.seed, place)
         image = features = None
         if self.features is not None:
-            features = self.features(index, generator)
+            features = self.features(place[1], generator)
         else:
             try:
                 image = self.transform(record.open(), generator)
@@ -180,6 +182,7 @@ class EpochBatches:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.size, self.batch_size, self.shuffle, self.seed, self.lengths = size, batch_size, shuffle, seed, lengths
         self.share, self.even = share, even
+        self.layout: dict[str, int] = {}  # what has to be the same for an epoch to go on where it was
         self.epoch = 0
         self.start = 0
 

@@ -91,13 +91,17 @@ class RecordData(L.LightningDataModule):
         """Lengths of the records of a split, by which training batches are made; None for batches of any."""
         return None
 
+    def batches(self, split: str, size: int, *, train: bool, share: Share, even: bool) -> EpochBatches:
+        """The order in which the records of a split are read."""
+        options: dict[str, Any] = {"seed": self.seed, "lengths": self.lengths(split), "share": share, "even": even}
+        return EpochBatches(len(self.records(split)), size, shuffle=train, **options)
+
     def loader(self, split: str, *, train: bool = False, share: Share = (0, 1), even: bool = False) -> BatchLoader:
         """Loader of a split: shuffled and augmented for training, in order otherwise. share, even: see EpochBatches."""
         size = self.batch_size if train else self.eval_batch_size
-        options: dict[str, Any] = {"seed": self.seed, "lengths": self.lengths(split), "share": share, "even": even}
         loader = BatchLoader(
             self.dataset(split, train),
-            EpochBatches(len(self.records(split)), size, shuffle=train, **options),
+            self.batches(split, size, train=train, share=share, even=even),
             on_bad=self.on_bad,
             num_workers=self.num_workers,
             multiprocessing_context=self.worker_start if self.num_workers else None,
@@ -110,12 +114,14 @@ class RecordData(L.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Shuffled; goes on where a resumed run stopped. Processes split its batches."""
         self._train_loader = self.loader("train", train=True, share=processes.share())
+        require_layout(self._resume_at, self._train_loader)
         self._train_loader.load_state_dict(self._resume_at)
         return self._train_loader
 
     def state_dict(self) -> dict[str, int]:
         """How far the epoch is, for the checkpoint."""
-        return self._train_loader.state_dict() if self._train_loader is not None else {"done": 0}
+        loader = self._train_loader
+        return {"done": 0} if loader is None else loader.state_dict() | loader.batches.layout
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """The next training loader starts there."""
@@ -130,6 +136,18 @@ def require_options(**options: tuple[object, int]) -> None:
     """ValueError that names the first of the data's options that is no whole number of at least its limit."""
     for name, (value, low) in options.items():
         require_number(f"data.{name}", value, low, whole=True)
+
+
+def require_layout(state: dict[str, int], loader: BatchLoader) -> None:
+    """ValueError where an epoch that was broken off would go on with other records than those that are left."""
+    now = loader.batches.layout
+    other = [name for name, value in now.items() if state.get(name) != value]
+    if state["done"] % max(len(loader.batches), 1) and other:
+        told = ", ".join(f"{name} {state.get(name, 'unknown')} (now {now[name]})" for name in other)
+        raise ValueError(
+            f"resume: the epoch that was broken off was read with other {told}: give the same again, for the order of "
+            "samples in shards depends on it"
+        )
 
 
 def train_tokenizer(texts: Sequence[str], what: str, *, max_length: int, **options: Any) -> Tokenizer:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from vitcap.data.check_training import require_check
 from vitcap.data.features import FeatureCache, fill
-from vitcap.data.loader import CaptionDataset
+from vitcap.data.loader import CaptionDataset, EpochBatches
 from vitcap.data.module import RecordData, require_options, train_tokenizer
 from vitcap.data.records import Source
+from vitcap.data.shards import ShardRecords, ShardSource
+from vitcap.data.shards_stream import TapeBatches, TapeDataset
 from vitcap.data.tokenizer import Tokenizer
 from vitcap.data.transforms import Preprocess
-from vitcap.processes import first
+from vitcap.processes import Share, first
 from vitcap.types import DataSpec, require_number
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,8 @@ class CaptionData(RecordData):
             val_limit=val_limit,
             seed=seed,
         )
+        if cache is not None and isinstance(self.source, ShardSource):
+            raise ValueError("data.cache keeps features of picture files, not of data=shards: set data.cache=null")
         self.check = require_check(check)
         self.captions_per_image, self.min_count, self.max_length = captions_per_image, min_count, max_length
         self._tokenizer_options: dict[str, Any] = {"kind": tokenizer, "min_count": min_count, "vocab_size": vocab_size}
@@ -107,12 +111,21 @@ class CaptionData(RecordData):
         """Vocabulary of the training captions."""
         if self._tokenizer_options["kind"] is None:
             return None
-        captions = [caption for record in self.records("train") for caption in record.captions]
-        return train_tokenizer(captions, "captions", max_length=self.max_length, **self._tokenizer_options)
+        records, options = self.records("train"), self._tokenizer_options
+
+        def make(captions: Sequence[str]) -> Tokenizer:
+            return train_tokenizer(captions, "captions", max_length=self.max_length, **options)
+
+        if isinstance(records, ShardRecords):
+            return records.tokenizer(options, lambda: make(records.captions))
+        return make([caption for record in records for caption in record.captions])
 
     def references(self, split: str) -> dict[int | str, tuple[str, ...]]:
-        """Captions of every picture of a split."""
-        return {record.image_id: record.captions for record in self.records(split)}
+        """Captions of every picture of a split. Raises ValueError for an id that is there twice, as in some shards."""
+        found = {record.image_id: record.captions for record in self.records(split)}
+        if len(found) < len(self.records(split)):
+            raise ValueError(f"data={self.source.name}, {split}: an id is there twice: give each picture its own")
+        return found
 
     @property
     def spec(self) -> DataSpec:
@@ -181,21 +194,28 @@ class CaptionData(RecordData):
                 # Drawn from the picture itself, so that a run that was broken off goes on with the same views.
                 yield {"augment": f"{augment!r}", "view": view}, partial(_drawn, augment, view)
 
+    def batches(self, split: str, size: int, *, train: bool, share: Share, even: bool) -> EpochBatches:
+        """As of any data; training reads shards from front to back."""
+        records = self.records(split)
+        if not train or not isinstance(records, ShardRecords):
+            return super().batches(split, size, train=train, share=share, even=even)
+        options: dict[str, Any] = {"seed": self.seed, "share": share, "workers": self.num_workers, **records.options}
+        return TapeBatches(records.counts, size, **options)
+
     def dataset(self, split: str, train: bool) -> CaptionDataset:
         """Samples of a split; its training pictures are augmented."""
         assert self.preprocess is not None, "fit_to comes first"
         transform: Callable[[Image.Image, torch.Generator], Tensor] = _Fixed(self.preprocess)
         if train and self.augment is not None and self.cache is None:
             transform = self.augment(size=self.preprocess.size, interpolation=self.preprocess.interpolation)
-        return CaptionDataset(
-            self.records(split),
-            self.tokenizer,
-            transform=transform,
-            features=self._features.get(split),
-            captions_per_image=self.captions_per_image,
-            max_length=self.max_length,
-            seed=self.seed,
-        )
+        options: dict[str, Any] = {"transform": transform, "features": self._features.get(split), "seed": self.seed}
+        options |= {"captions_per_image": self.captions_per_image, "max_length": self.max_length}
+        records = self.records(split)
+        if isinstance(records, ShardRecords):
+            if train:
+                return TapeDataset(records.shards, records.counts, self.tokenizer, **options)
+            records = list(records)
+        return CaptionDataset(records, self.tokenizer, **options)
 
 
 def _drawn(augment: Callable[..., Tensor], view: int, image: Image.Image, key: str) -> Tensor:

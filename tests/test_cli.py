@@ -36,7 +36,7 @@ GRID = (4, 4)
 class Scripted:
     """A captioner that says the brightness of a picture ("level 120"), and attends to one patch a word."""
 
-    grid, prefix, preprocess = GRID, 1, Preprocess(size=(64, 64))
+    grid, prefix, preprocess, fingerprint = GRID, 1, Preprocess(size=(64, 64)), "0123456789abcdef"
     search = Beam(beams=2, max_length=12)
     tokenizer = SimpleNamespace(decode=lambda ids: f"t{ids[0]}")
 
@@ -44,14 +44,17 @@ class Scripted:
         self.calls, self.options, self.stop_after = [], [], stop_after
 
     def caption(self, pictures, **options):
-        if sum(self.calls) + len(pictures) > self.stop_after:
+        raise AssertionError("pictures are prepared in threads and come as a batch")
+
+    def write_all(self, inputs, make_batch, **options):
+        if sum(self.calls) + len(inputs) > self.stop_after:
             raise KeyboardInterrupt
-        self.calls.append(len(pictures))
+        self.calls.append(len(inputs))
         self.options.append(options)
-        return [self.one(picture, options) for picture in pictures]
+        return [self.one(picture, options) for picture in make_batch(inputs).images]
 
     def one(self, picture, options, rank=0):
-        level = int(np.asarray(picture.convert("L")).mean())
+        level = int(np.asarray(picture).mean())
         attention = None
         if options.get("need_attention"):
             attention = np.zeros((3, 2, 2, 17))
@@ -126,6 +129,7 @@ def test_record_of_a_picture(scripted, photos, tmp_path, capsys):
     assert main(["caption", photos[1], "--model", "m", "--out", str(out), "--n-best", "2"]) == 0
     one = {
         "caption": "level 10",
+        "probability": 0.747018,  # exp((-0.5 - 0.25 - 0.125) / 3)
         "score": -0.4,
         "finished": True,
         "tokens": [
@@ -134,17 +138,20 @@ def test_record_of_a_picture(scripted, photos, tmp_path, capsys):
             {"text": "<eos>", "log_prob": -0.125},
         ],
     }
-    assert records(out) == [{"image": photos[1], **one, "n_best": [one, one | {"score": -1.4}]}]
+    made = {"model": Scripted.fingerprint, "options": records(out)[0]["options"]}
+    assert records(out) == [{"image": photos[1], **one, "n_best": [one, one | {"score": -1.4}], **made}]
+    assert made["options"].startswith("beam max_length=12 ")
+    assert " n_best=2 " in made["options"]
     assert capsys.readouterr() == ("", "")
 
 
-def test_batches_have_the_wanted_size_and_large_photos_shorten_them(scripted, photos, monkeypatch):
+def test_batches_have_the_wanted_size_and_large_photos_shorten_those_of_whole_pictures(scripted, photos, monkeypatch):
     assert main(["caption", *photos, "--model", "m", "--batch-size", "2"]) == 0
     assert scripted.calls == [2, 2, 1]
     monkeypatch.setattr(pictures, "_PIXELS", 3 * 80 * 60)
-    scripted.calls.clear()
-    assert main(["caption", *photos, "--model", "m"]) == 0
-    assert scripted.calls == [3, 2]
+    sizes = []
+    list(pictures.results_of(lambda part, **_: sizes.append(len(part)) or part, photos, 16))
+    assert sizes == [3, 2]
 
 
 def test_unreadable_pictures_are_reported_skipped_and_retried(scripted, photos, tmp_path, capsys):
@@ -164,12 +171,12 @@ def test_unreadable_pictures_are_reported_skipped_and_retried(scripted, photos, 
     assert "HTML page" in lines[1]["error"]
 
     for index in (1, 3):
-        Image.new("RGB", (80, 60), (200,) * 3).save(photos[index])
+        Image.new("RGB", (80, 60), (200 + index,) * 3).save(photos[index])
     scripted.calls.clear()
     assert main(command) == 0
     assert sum(scripted.calls) == 2
     assert [line["image"] for line in records(out)] == photos
-    assert [line["caption"] for line in records(out)] == [f"level {x}" for x in (0, 200, 20, 200, 40)]
+    assert [line["caption"] for line in records(out)] == [f"level {x}" for x in (0, 201, 20, 203, 40)]
     assert "3 of 5 pictures are already in" in capsys.readouterr().err
 
 
@@ -292,7 +299,7 @@ def test_file_name_that_is_not_utf8(scripted, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], None),
+        ([], Beam(beams=2, max_length=12)),
         (["--beams", "4"], Beam(beams=4, max_length=12)),
         (["--beams", "1"], Greedy(max_length=12)),
         (["--max-length", "9", "--min-length", "3"], Beam(beams=2, max_length=9, min_length=3)),
@@ -341,7 +348,7 @@ def test_options_that_contradict_each_other(scripted, photos, options, message, 
     [
         ([], "COMMAND"),
         (["paint"], "invalid choice: 'paint'"),
-        (["caption"], "PHOTO_OR_FOLDER"),
+        (["overlay", "--out", "o"], "PHOTO_OR_FOLDER"),
         (["caption", "x.jpg", "--beams", "0"], "--beams: '0': a whole number of at least 1 and at most 1000"),
         (["caption", "x.jpg", "--n-best", "100000000"], "at most 1000 is wanted"),
         (["caption", "x.jpg", "--sample", "--seed", "9" * 23], "--seed"),
@@ -363,15 +370,6 @@ def test_usage_errors_take_one_line(arguments, message, capsys):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["caption", "x.jpg"], ["overlay", "x.jpg", "--out", "o"]])
-def test_without_a_model(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("vitcap: error: no model given and none is packaged: add --model FILE")
-    assert not (tmp_path / "o").exists()
-
-
 def test_model_that_is_none(photos, tmp_path, capsys):
     assert main(["caption", photos[0], "--model", photos[1]]) == 2
     assert capsys.readouterr().err.startswith(f"vitcap: error: {photos[1]}: ")
@@ -380,13 +378,13 @@ def test_model_that_is_none(photos, tmp_path, capsys):
 
 
 def test_unexpected_errors_name_their_kind_and_debug_shows_them(scripted, photos, monkeypatch, capsys):
-    def fail(pictures, **options):
+    def fail(*inputs, **options):
         raise RuntimeError("CUDA out of memory.\nTried to allocate 3 GiB")
 
-    monkeypatch.setattr(scripted, "caption", fail)
+    monkeypatch.setattr(scripted, "write_all", fail)
     assert main(["caption", photos[0], "--model", "m"]) == 1
     assert "use a smaller --batch-size" in capsys.readouterr().err
-    monkeypatch.setattr(scripted, "caption", lambda pictures, **options: {}["odd"])
+    monkeypatch.setattr(scripted, "write_all", lambda *inputs, **options: {}["odd"])
     assert main(["caption", photos[0], "--model", "m"]) == 1
     assert capsys.readouterr().err == "vitcap: error: KeyError: 'odd' (--debug shows where)\n"
     with pytest.raises(KeyError):

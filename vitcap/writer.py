@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -40,6 +41,11 @@ class Caption:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def probability(self) -> float:
+        """How sure the model is, 0..1: the geometric mean of the probabilities of its tokens, the end included."""
+        return math.exp(sum(self.log_probs) / max(len(self.log_probs), 1))
 
 
 class Writer(Door):

@@ -200,7 +200,7 @@ class VisionTransformer(nn.Module):
 
     def _embed(self, images: Tensor) -> Tensor:
         x = self.patch_embed(images)
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         if self.pos_embed is not None and not self.table_prefix:
             x = x + self.pos_embed
         x = torch.cat((*prefix, x), dim=1)

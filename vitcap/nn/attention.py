@@ -56,7 +56,8 @@ def attend(
     fused: force (True) or forbid (False) torch's fused kernel; None chooses.
     Returns (output (B, H, T, K), weights or None). Raises ValueError for shapes that do not fit.
     """
-    if q.ndim != 4 or k.ndim != 4 or len(q) != len(k) or q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
+    fits = q.ndim == k.ndim == 4 and q.shape[::3] == k.shape[::3] and k.shape[:-1] == v.shape[:-1]
+    if not fits:  # (no len(): it would fix the batch where the model is exported)
         raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")

@@ -1,7 +1,9 @@
-"""Compare sequence-to-sequence runs by sentence length: python scripts/compare.py RUN RUN [...] [--out FILE.png]
+"""Compare runs on the same records: python scripts/compare.py RUN RUN [...] [--out FILE.png]
 
-Prints exact matches and BLEU-4 of each range of source lengths, with the lead of the first run over each other one, and
-draws BLEU-4 against length. Runs are the folders of scripts/train.py or scripts/evaluate.py, on the same sentences.
+Runs are the folders of scripts/train.py or scripts/evaluate.py. Of captioners and classifiers it prints the scores of
+each, their mean and standard deviation, and how much better each other run is than the first, with an interval. Of
+sequence-to-sequence models, exact matches and BLEU-4 of each range of source lengths, with the lead of the first run
+over each other one, and it draws BLEU-4 against length.
 """
 
 from __future__ import annotations
@@ -84,21 +86,41 @@ def compare(folders: list[str]) -> tuple[str, dict[str, list[tuple[int, int, flo
     return "\n".join(lines), curves
 
 
+def _has_scores_alone(folder: str) -> bool:
+    """Whether a run has scores, but none by length."""
+    try:
+        report = json.loads((Path(folder) / "scores.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # `read` says why
+    return isinstance(report, dict) and "scores" in report and "by_length" not in report
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument(
-        "--out", metavar="FILE", help="the figure (default: compare.png in the folder of the first run)"
+        "--out", metavar="FILE", help="the figure by length (default: compare.png in the folder of the first run)"
     )
     options = parser.parse_args(arguments)
     out = options.out or Path(options.runs[0]) / "compare.png"
+    if _has_scores_alone(options.runs[0]):
+        from vitcap.report.compare import score_table
+
+        try:
+            print(score_table(options.runs))
+        except (ValueError, OSError) as error:
+            print(f"compare: error: {error}", file=sys.stderr)
+            return 2
+        return 0
+    from vitcap.files import whole
     from vitcap.viz.curves import length_curves
 
     try:
         text, curves = compare(options.runs)
         print(text)
-        length_curves(curves, ylabel="BLEU-4", title="Translation quality by sentence length").save(out)
+        with whole(out) as part:
+            length_curves(curves, ylabel="BLEU-4", title="Translation quality by sentence length").save(part, "PNG")
     except (ValueError, OSError) as error:
         print(f"compare: error: {error}", file=sys.stderr)
         return 2

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
+from yaml import YAMLError
 
 from vitcap import checkpoint
 from vitcap.captioner import Captioner
@@ -24,6 +27,7 @@ from vitcap.memory import Halving
 from vitcap.models.captioner import CaptionModel
 from vitcap.models.classifier import ImageClassifier
 from vitcap.progress import bar
+from vitcap.targets import check_targets
 from vitcap.tasks.base import TrainingTask
 from vitcap.translator import Translator
 from vitcap.types import Batch, require_number
@@ -59,6 +63,7 @@ def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
 
     resume: the checkpoint that training goes on from, whose vocabulary then stands in for that of cfg.init.
     """
+    check_targets(plain(cfg))
     classify = "decoder" not in cfg.model
     kind = "classify" if classify else "translate" if _is_text(cfg) else "caption"
     encoder_config = plain(cfg.model.encoder)
@@ -119,6 +124,29 @@ def build(cfg: DictConfig, *, resume: str | None = None) -> Parts:
         _load(model, start, parts)
         facts["init"] = str(cfg.init)
     return Parts(kind, data, model, checkpoint.describe(kind=kind, facts=facts, **parts))
+
+
+def data_of_run(folder: str | Path, *, root: str | None = None) -> Data:
+    """The data that a run was trained on, as its config.yaml has them. root: their folder, where it is another now.
+
+    Raises ValueError or OSError, in one line, where they cannot be opened, or the config names what is not vitcap's.
+    """
+    file = Path(folder) / "config.yaml"
+    try:
+        config: Any = OmegaConf.load(file)
+        wanted = plain(config)["data"]
+        model = plain(config)["model"]
+    except (YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: no config of a run ({' '.join(str(error).split())[:200]})") from None
+    check_targets({"data": wanted})
+    more = ({"root": root} if root is not None else {}) | ({"tokenizer": None} if "decoder" not in model else {})
+    try:
+        return instantiate(wanted | more)
+    except InstantiationException as error:
+        cause: BaseException = error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ValueError(f"{file}: {cause}") from error
 
 
 def _make(part: str, config: dict[str, Any]) -> Any:

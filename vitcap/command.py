@@ -5,7 +5,6 @@ Light to import: captions that are scored from files need no model, and an error
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -13,12 +12,13 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -37,6 +37,8 @@ FITS = {
     "spice": ("checkpoint", "results"),
     "zip": ("checkpoint", "results"),
     "decode": ("checkpoint",),
+    "average": ("checkpoint",),
+    "save": ("checkpoint",),
     "novel": ("checkpoint",),
     "ground": ("checkpoint",),
     "faithful": ("checkpoint",),
@@ -55,7 +57,7 @@ OF_MAPS = {
     "regions": ("ground",),
 }
 """Option -> the questions about maps that it goes with."""
-OF_SCORES = ("meteor", "spice", "novel", "zip")
+OF_SCORES = ("meteor", "spice", "novel", "zip", "save")
 
 
 def shorthand(arguments: Sequence[str]) -> list[str]:
@@ -91,66 +93,6 @@ def subject(cfg: DictConfig) -> str:
 
 def _short(value: Any) -> str:
     return "..." if isinstance(value, DictConfig) else str(value)
-
-
-def check_options(conf: str | Path, name: str, arguments: Sequence[str]) -> None:
-    """Stop at a command line that Hydra cannot compose, with one line that says what is near. Hydra itself takes six.
-
-    conf, name: the folder of configs, and the one that is composed. Left to Hydra where it is asked for more (--help).
-    """
-    if any(argument.startswith("-") for argument in arguments) or os.environ.get("HYDRA_FULL_ERROR") == "1":
-        return
-    with initialize_config_dir(str(Path(conf).resolve()), version_base="1.3"):
-        try:
-            compose(name, overrides=list(arguments))
-        except (ValueError, hydra.errors.HydraException, OmegaConfBaseException) as error:
-            print(f"vitcap: error: {_mistake(error, name, arguments)}", file=sys.stderr)
-            sys.exit(1)
-
-
-def _mistake(error: Exception, name: str, arguments: Sequence[str]) -> str:
-    """What is wrong with a command line. Called where configs can be composed."""
-    for argument in arguments:
-        try:
-            OverridesParser.create().parse_override(argument)
-        except hydra.errors.HydraException:
-            key, equals, value = argument.partition("=")
-            if not equals:
-                return f"{argument}: an option is KEY=VALUE"
-            quoted = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
-            return f"{argument}: Hydra reads some of these characters as its own; quote the value: \"{key}='{quoted}'\""
-    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    if choice := re.search(r"Could not find '([^']*)/([^']*)'", first):
-        group, wanted = choice.groups()
-        start = next((n for n, line in enumerate(more) if line.startswith("Available")), len(more))
-        end = next((n for n, line in enumerate(more) if line.startswith("Config search")), len(more))
-        return f"{group}={wanted}: there is no such choice{_near(wanted, more[start + 1 : end], 'there are')}"
-    if key_ := re.search(r"Could not override '([^']*)'", first):
-        rest = [a for a in arguments if a.partition("=")[0] != key_[1]]
-        try:
-            known = list(_keys(compose(name, overrides=rest)))
-        except Exception:  # it has more mistakes than one
-            known = []
-        new = f"; another argument of Lightning's Trainer is added as +{key_[1]}=" * key_[1].startswith("trainer.")
-        return f"{key_[1]}: there is no such option{_near(key_[1], known)} (--help shows all of them{new})"
-    return " ".join([first, *more])
-
-
-def _near(wanted: str, known: Sequence[str], otherwise: str = "") -> str:
-    """The options that a misspelt one may mean: like it as a whole, or in its last part."""
-    last = {key.rpartition(".")[2]: key for key in reversed(known)}
-    near = difflib.get_close_matches(wanted, known, n=2)
-    near += [last[part] for part in difflib.get_close_matches(wanted.rpartition(".")[2], list(last), n=2)]
-    if near:
-        return f"; did you mean {' or '.join(dict.fromkeys(near))}?"
-    return f"; {otherwise} {', '.join(known)}" if otherwise and known else ""
-
-
-def _keys(cfg: DictConfig, before: str = "") -> Iterator[str]:
-    for key in map(str, cfg):
-        yield f"{before}{key}"
-        if OmegaConf.is_dict(below := cfg._get_node(key)):
-            yield from _keys(below, f"{before}{key}.")  # type: ignore[arg-type]
 
 
 def evaluate(cfg: DictConfig) -> dict[str, Any]:
@@ -204,6 +146,22 @@ def settle() -> None:
     warnings.filterwarnings("ignore", message=".*overridden .on_before_batch_transfer. in .LightningModule.*")
 
 
+def job_folder(cfg: DictConfig) -> str:
+    """Where a job writes: `cfg.out`; in a sweep (Hydra's --multirun) a folder in it, named after the options that vary,
+    such as `seed-1`, unless `out` is made of options itself ('out=runs/seed${seed}')."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return str(cfg.out)
+    job = HydraConfig.get()
+    options = [argument for argument in sys.argv[1:] if not argument.startswith("-") and "=" in argument]
+    given = OverridesParser.create().parse_overrides(options)
+    if any(one.get_key_element() == "out" and "${" in str(one.input_line) for one in given):
+        return str(cfg.out)
+    fixed = {one.get_key_element() for one in given if not one.is_sweep_override()}
+    varied = [one for one in job.overrides.task if one.partition("=")[0] not in fixed]
+    name = re.sub(r"[^\w.+-]+", "-", "_".join(varied))  # Hydra would want quotes for more
+    return os.path.join(cfg.out, name if varied and len(name.encode()) <= 120 else str(job.job.num))
+
+
 def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
     """Run an action for the command line: user errors end in one line on standard error and exit status 1.
 
@@ -211,11 +169,12 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
     trainer.devices asks for several processes; one that ends takes the others along, each with a line.
     """
     try:
+        cfg.out = job_folder(cfg)
         if "trainer" in cfg:
             from vitcap.launch import relaunch
 
             relaunch(cfg)
-        with handled(), full_disk_told(cfg.out):
+        with handled(), full_disk_told(cfg.out), _bars_closed():
             action(cfg)
     except _loaded("vitcap.processes", "FirstFailed"):
         sys.exit(1)
@@ -249,6 +208,16 @@ def command(action: Callable[[DictConfig], Any], cfg: DictConfig) -> None:
         where = f" (process {rank})" if (rank := _rank()) else ""
         print(f"vitcap: error{where}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(1)
+
+
+@contextmanager
+def _bars_closed() -> Iterator[None]:
+    """Progress bars of what broke off are gone before a line says why."""
+    try:
+        yield
+    finally:
+        if "vitcap.tasks.bars" in sys.modules:
+            sys.modules["vitcap.tasks.bars"].Bars.close()
 
 
 def _way_on(cfg: DictConfig) -> str:

@@ -6,26 +6,47 @@ import sys
 import time
 from collections.abc import Callable
 
-from vitcap.tasks.callbacks import clock
+from rich.console import Console
+
+from vitcap.tasks.bars import Bars, clock, terminal
 
 
-def bar(label: str) -> Callable[[int, int], None]:
-    """A function of (done, total) that shows the progress of a long loop on standard error: a line that is renewed on a
-    terminal, one every few seconds in a log."""
-    state = {"last": 0.0, "begin": time.monotonic(), "done": 0}
+def bar(label: str, *, console: Console | None = None) -> Callable[[int, int], None]:
+    """A function of (done, total) that shows the progress of a long loop on standard error: a bar on a terminal, which
+    leaves a line when it is done; a line every few seconds in a log.
+
+    console: the terminal, None for standard error if it is one.
+    """
+    begin, last, before = time.monotonic(), 0.0, 0
+    bars: Bars | None = None
+    shown = None
 
     def update(done: int, total: int) -> None:
+        nonlocal begin, last, before, bars, shown
         now = time.monotonic()
-        terminal = sys.stderr.isatty()
-        if done <= state["done"]:  # the next loop of the same kind
-            state["begin"] = now
-        state["done"] = done
-        if done < total and now - state["last"] < (0.2 if terminal else 10.0):
+        screen = console if console is not None else terminal(sys.stderr)
+        if done <= before:  # the next loop of the same kind
+            begin = now
+        before = done
+        if done < total and now - last < (0.1 if screen is not None else 10.0):
             return
-        state["last"] = now
-        spent = now - state["begin"]
-        text = f"{label}: {done}/{total}, {done / max(spent, 1e-6):.0f}/s, {clock(spent)}"
-        end = "\n" if done >= total or not terminal else ""
-        print(("\r" if terminal else "") + text, end=end, file=sys.stderr, flush=True)
+        last = now
+        spent = now - begin
+        speed = done / max(spent, 1e-6)
+        if screen is None:
+            print(f"{label}: {done}/{total}, {speed:.0f}/s, {clock(spent)}", file=sys.stderr, flush=True)
+            return
+        if bars is None:
+            bars = Bars(screen)
+            shown = bars.add(label, total)
+        assert shown is not None
+        if done < total:
+            bars.show(
+                shown, done, f"{speed:.0f}/s  {clock(spent)} gone, {clock((total - done) / max(speed, 1e-6))} left"
+            )
+            return
+        bars.stop()
+        bars.tell(f"{label}: {done}/{total}, {speed:.0f}/s, {clock(spent)}")
+        bars = None
 
     return update

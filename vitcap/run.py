@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
 
 from vitcap import checkpoint, processes
@@ -27,13 +26,21 @@ from vitcap.data.pictures import CaptionData
 from vitcap.data.sentences import SentenceData
 from vitcap.drawing import draw_alignments, draw_overlays
 from vitcap.evaluation.grounding import choose_view
+from vitcap.evaluation.report import write_json
 from vitcap.launch import join, trainer_options
 from vitcap.machine import release_freed_memory
 from vitcap.progress import bar
+from vitcap.report.environment import FILE as ENVIRONMENT
+from vitcap.report.environment import environment
+from vitcap.report.make import report_after
+from vitcap.report.samples import log_samples
 from vitcap.run_folder import begin, check_resume, open_run, write_unreadable
 from vitcap.scoring import score_split
-from vitcap.tasks.callbacks import LastCheckpoint, Progress, SelfContained, WeightAverage, clock
+from vitcap.tasks.bars import clock
+from vitcap.tasks.callbacks import LastCheckpoint, Progress, SelfContained, WeightAverage
 from vitcap.tasks.guards import SkipBadSteps
+from vitcap.tasks.logs import Events, close_wandb, open_wandb, require_wandb, resumed_step
+from vitcap.tasks.resuming import Resuming
 from vitcap.tasks.saving import Curves, WholeCheckpoints
 from vitcap.types import count_parameters, require_number
 
@@ -46,13 +53,16 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     """Train, keep the best model, score it, draw what it attended to. Returns the content of scores.json.
 
     Writes to cfg.out: config.yaml, checkpoints/{best,last}.ckpt, model.safetensors, scores.json, what the evaluation of
-    its kind of model writes (vitcap.evaluation), overlays/, metrics.csv and TensorBoard events.
+    its kind of model writes (vitcap.evaluation), overlays/, metrics.csv and TensorBoard events, environment.json and
+    the report (vitcap.report).
     """
     settle()
     join(cfg)
-    started = time.monotonic()
+    started, began = time.monotonic(), time.time()
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
-    require_number("overlays", cfg.overlays, 0, whole=True)
+    for name in ("overlays", "samples", "report_examples"):
+        require_number(name, cfg[name], 0, whole=True)
+    require_wandb(cfg.wandb)
     out = Path(cfg.out)
     resume = processes.first(lambda: open_run(out, resume=cfg.resume, overwrite=cfg.overwrite))
     L.seed_everything(cfg.seed, verbose=False)
@@ -82,7 +92,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     )
     last = LastCheckpoint(out / "checkpoints" / "last.ckpt", every=cfg.save_every)
     scores = ("BLEU-4", "CIDEr-D", "true_seen", "true_held_out", "coverage", "exact", "top1", "top5")
-    guard, curves = SkipBadSteps(most=cfg.max_bad_steps), Curves(out)
+    guard, curves, resuming = SkipBadSteps(most=cfg.max_bad_steps), Curves(out), Resuming(resume)
     between = LambdaCallback(
         on_train_start=lambda trainer, _: curves.trim(trainer.global_step),
         on_validation_end=lambda *_: release_freed_memory(),
@@ -95,9 +105,14 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         LearningRateMonitor("step"),
         Progress(scores=scores),
         between,
+        resuming,
     ]
     if cfg.ema is not None:
         callbacks.insert(0, WeightAverage(cfg.ema))
+    sharded = cfg.trainer.strategy == "fsdp" and processes.share()[1] > 1
+    # Before the averaged weights are taken away again; a sharded model is whole in no process by itself.
+    samples = 0 if sharded else cfg.samples
+    callbacks.insert(0, log_samples(parts, search=instantiate(cfg.validation_decode), count=samples, seed=cfg.seed))
     if cfg.early_stopping is not None:
         callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping, strict=False))
     try:
@@ -115,17 +130,20 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         raise ValueError(f"trainer: {error}") from error
     if trainer.world_size != processes.share()[1]:  # every process would train on all records
         raise ValueError(f"trainer.devices={cfg.trainer.devices}: {trainer.world_size} processes, none was started")
-    sharded = cfg.trainer.strategy == "fsdp" and trainer.world_size > 1
     if sharded:
         from vitcap.tasks.sharding import shard
 
         shard(task, records=len(data.records("train")), batch_size=data.batch_size, on_bad=data.on_bad, ema=cfg.ema)
+    loggers: list[Any] = [curves, Events(out, purge=resumed_step(resume))]
+    if cfg.wandb is not None:
+        loggers.append(open_wandb(cfg.wandb, out, config=plain(cfg), resume=resume is not None))
     processes.first(lambda: begin(out, OmegaConf.to_yaml(cfg, resolve=True), new=resume is None))
     if processes.is_first():
         write_unreadable(out, [data.bad])
-    trainer.loggers = [curves, TensorBoardLogger(out, name="", version="")]
+    trainer.loggers = loggers
     trainer.strategy.checkpoint_io = WholeCheckpoints()
-    trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
+    with resuming.told():
+        trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
     trained = time.monotonic() - started
 
     chosen = best.best_model_path or str(last.path)  # too few steps for a validation: there is no best one
@@ -159,6 +177,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         if view is not None:
             parts.description["view"] = checkpoint.plain_view(view)
     door.save(out / checkpoint.MODEL_FILE)
+    write_json(out / ENVIRONMENT, environment(device=str(door.device), started=began))
     pictures = []
     if isinstance(door, Captioner):
         assert isinstance(data, CaptionData)
@@ -166,6 +185,10 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     elif not isinstance(door, Classifier):
         assert isinstance(data, SentenceData)
         pictures = draw_alignments(door, data, out / "overlays", count=cfg.overlays, seed=cfg.seed)
+    page = report_after(out, door=door, data=data, count=cfg.report_examples) if cfg.report else None
+    close_wandb(loggers, report["scores"])
     print(f"trained in {clock(trained)}; scores and outputs: {out}/")
     print(f"model: {out / checkpoint.MODEL_FILE}" + (f", overlays: {pictures[0].parent}/" if pictures else ""))
+    if page is not None:
+        print(f"report: {page}")
     return report

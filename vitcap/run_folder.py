@@ -19,6 +19,7 @@ PRODUCTS = (
     *("translations.tsv", "lengths.png", "predictions.csv", "per_class.json", "confusion.png"),
     *("grounding.json", "grounding.txt", "grounding.png", "faithfulness.json"),
     *("events.out.tfevents.*", "checkpoints/*.ckpt", "overlays/*.png", "overlays/*.txt"),
+    *("environment.json", "report.html", "report.md", "report/*.jpg", "report/*.png", "report/*.svg"),
 )
 
 TRAINING = {
@@ -39,6 +40,8 @@ def open_run(out: Path, *, resume: bool | str | None, overwrite: bool) -> str | 
     resume: True for the last checkpoint of `out`, or a checkpoint, or the folder of a run. Raises FileNotFoundError
     where there is none, and ValueError for a new run in a folder that holds one, unless `overwrite`.
     """
+    if any("\ud800" <= letter <= "\udfff" for letter in str(out)):  # which TensorBoard cannot write to
+        raise ValueError(f"out={str(out)!a}: not in UTF-8 as this locale has it; set PYTHONUTF8=1, or rename it")
     file: Path | None = None
     if resume:
         file = out / LAST if resume is True else Path(resume)
@@ -73,7 +76,7 @@ def begin(out: Path, config: str, *, new: bool) -> None:
 
     Deletes what runs that were killed left half; before a new run, everything that an old one wrote.
     """
-    clear_parts(out, out / LAST.parent, out / "overlays")
+    clear_parts(out, out / LAST.parent, out / "overlays", out / "report")
     if new:
         clear(out)
     with whole(out / "config.yaml") as part:

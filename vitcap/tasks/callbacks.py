@@ -12,9 +12,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EMAWeightAveraging
+from rich.console import Console
 
 from vitcap import processes
 from vitcap.stopping import Interrupted, handled
+from vitcap.tasks.bars import Bars, clock, terminal
 from vitcap.types import require_number
 
 
@@ -164,24 +166,37 @@ class WeightAverage(EMAWeightAveraging):
         super().on_train_batch_end(trainer, pl_module, *args)
 
 
-def clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 class Progress(L.Callback):
-    """One line every few seconds and one at the end of each epoch, with speed, scores and the time that is left."""
+    """How far training is, with speed, loss, scores and the time that is left: on a terminal a bar of the epoch, above
+    which the scores of each epoch stay; in a log a line every few seconds and one at the end of each epoch.
 
-    def __init__(self, *, every: float = 10.0, scores: tuple[str, ...] = ("BLEU-4", "CIDEr-D")) -> None:
-        self.every, self.scores = every, scores
+    every: seconds between two lines. scores: those that are told, by name. console: the terminal; None for standard
+    output if it is one.
+    """
+
+    def __init__(
+        self, *, every: float = 10.0, scores: tuple[str, ...] = ("BLEU-4", "CIDEr-D"), console: Console | None = None
+    ) -> None:
+        self.scores = scores
+        self._console = console if console is not None else terminal(sys.stdout)
+        self.every = every if self._console is None else 1.0
         self._begin = self._last = time.monotonic()
         self._images = self._first_step = 0
+        self._bars: Bars | None = None
+        self._epoch: Any = None
+        self._scoring: Any = None
+        self._told = ""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin = self._last = time.monotonic()
         self._first_step = trainer.global_step
+        if self._console is not None and processes.is_first():
+            self._bars = Bars(self._console)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._bars is not None and self._epoch is not None:
+            self._bars.remove(self._epoch)
+        self._epoch = None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -190,21 +205,32 @@ class Progress(L.Callback):
             return
         self._images += len(batch) * processes.share()[1]
         now = time.monotonic()
-        if now - self._last < self.every:
-            return
-        total = int(trainer.estimated_stepping_batches)
-        done = trainer.global_step
-        left = (now - self._begin) / max(done - self._first_step, 1) * (total - done)
-        print(
-            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {done}/{total}  "
-            f"loss {float(trainer.callback_metrics.get('train/loss_step', float('nan'))):.3f}  "
-            f"{self._images / (now - self._last):.0f}/s  {clock(now - self._begin)} gone, {clock(left)} left",
-            flush=True,
-        )
-        self._images, self._last = 0, now
+        if now - self._last >= self.every:
+            total = int(trainer.estimated_stepping_batches)
+            done = trainer.global_step
+            left = (now - self._begin) / max(done - self._first_step, 1) * (total - done)
+            self._told = (
+                f"loss {float(trainer.callback_metrics.get('train/loss_step', float('nan'))):.3f}  "
+                f"{self._images / (now - self._last):.0f}/s  {clock(now - self._begin)} gone, {clock(left)} left"
+            )
+            self._images, self._last = 0, now
+            if self._bars is None:
+                print(f"{_epoch(trainer)}  step {done}/{total}  {self._told}", flush=True)
+        if self._bars is not None:
+            if self._epoch is None:  # not at the start of the epoch, which a run that goes on inside one does not have
+                self._epoch = self._bars.add(_epoch(trainer), trainer.num_training_batches)
+            self._bars.show(self._epoch, batch_idx + 1, self._told)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused = time.monotonic()
+        if self._bars is not None:
+            self._scoring = self._bars.add("scoring", sum(trainer.num_val_batches))
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *more: Any
+    ) -> None:
+        if self._bars is not None:
+            self._bars.show(self._scoring, batch_idx + 1, "")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or not processes.is_first():
@@ -215,9 +241,26 @@ class Progress(L.Callback):
             if f"val/{name}" in seen:
                 figures.append(f"{name} {100 * float(seen[f'val/{name}']):.1f}")
         now = time.monotonic()
-        print(
-            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs} scored in {now - self._paused:.0f} s: "
-            f"{'  '.join(figures)}  ({clock(now - self._begin)})",
-            flush=True,
-        )
+        line = f"{_epoch(trainer)} scored in {now - self._paused:.0f} s: {'  '.join(figures)}"
+        line += f"  ({clock(now - self._begin)})"
         self._last += now - self._paused
+        if self._bars is None:
+            print(line, flush=True)
+        else:
+            self._bars.remove(self._scoring)
+            self._bars.tell(line)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+def _epoch(trainer: L.Trainer) -> str:
+    return f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"

@@ -62,6 +62,7 @@ class ClassifyTask(TrainingTask):
         self.mixes = [kind(alpha=alpha, num_classes=model.classes) for kind, alpha in kinds if alpha]
         self.fitting = Halving("validation")
         self._seen: dict[int, Predictions] = {}
+        self.predictions: Predictions | None = None
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Labels are checked on the CPU: on a GPU a wrong one is an assertion that names nothing."""
@@ -127,7 +128,7 @@ class ClassifyTask(TrainingTask):
         """Scores of the whole split, the same for any number of processes; val/loss is its NLL, without smoothing."""
         if not (seen := collect(self._seen)):
             return
-        predictions = Predictions.join(seen)
+        self.predictions = predictions = Predictions.join(seen)
         card = score(predictions, diagnose=False)
         figures = {name.lower().replace("-", ""): value for name, value in card.corpus.items() if value is not None}
         for name, value in (figures | {"loss": figures["nll"]}).items():

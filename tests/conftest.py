@@ -13,6 +13,8 @@ from omegaconf import DictConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
+QUICK = ("samples=0", "report=false")
+"""Left out of runs that are not about them: both would take longer than a tiny run does."""
 TINY = (
     "data.source.train_size=40",
     "data.source.val_size=12",
@@ -25,6 +27,7 @@ TINY = (
     "model.decoder.depth=1",
     "model.decoder.heads=2",
     "overlays=0",
+    *QUICK,
 )
 """Overrides that make the default model and data tiny."""
 
@@ -41,11 +44,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def config() -> Callable[..., DictConfig]:
-    """config(*overrides, name="config"): the composed config of scripts/train.py (or name="evaluate")."""
+    """config(*overrides, name="config"): the composed config of scripts/train.py, `QUICK`, or of name="evaluate"."""
 
     def make(*overrides: str, name: str = "config") -> DictConfig:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(name, overrides=list(overrides))
+            return compose(name, overrides=[*(QUICK if name == "config" else ()), *overrides])
 
     return make
 

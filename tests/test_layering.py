@@ -28,11 +28,14 @@ TOP = 4
 
 # Library -> the only places that may import it.
 HOMES = {
-    "hydra": {"run", "build", "command", "scoring"},
-    "omegaconf": {"run", "build", "command", "scoring", "launch"},
+    "hydra": {"run", "build", "command", "overrides", "scoring"},
+    "omegaconf": {"run", "build", "command", "overrides", "scoring", "launch"},
     "lightning": {"run", "launch", "data/module", "tasks"},
     "timm": {"models/backbones"},
     "pycocotools": {"data/coco"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
+    "python_multipart": {"serve"},
 }
 
 

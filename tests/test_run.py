@@ -334,6 +334,13 @@ def test_what_cannot_be_resumed_from_is_named(trained, config, tmp_path, capsys)
         assert re.search(message, capsys.readouterr().err), overrides
 
 
+def test_a_run_folder_that_the_locale_cannot_name_is_one_line(config, tmp_path):
+    cfg = config(*TINY)
+    cfg.out = f"{tmp_path}/r\udcc3\udcbcn"
+    with pytest.raises(ValueError, match=r"out='.*r\\udcc3\\udcbcn': .*PYTHONUTF8=1"):
+        run.train(cfg)
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("text")
     run_ = _train(*TINY, f"out={tmp_path / 'file'}")

@@ -21,6 +21,7 @@ from vitcap.data.shapes import ShapesSource
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ["model=vit_classify", "model.encoder.width=32", "model.encoder.depth=1", "model.encoder.heads=2", "overlays=0"]
+TINY += ["samples=0", "report=false"]
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,7 @@ def folders(root: Path, source: ShapesSource, splits: tuple[str, ...] = ("train"
 
 
 TINY = ["model=vit_classify", "model.encoder.width=32", "model.encoder.depth=1", "model.encoder.heads=2", "overlays=0"]
+TINY += ["samples=0", "report=false"]
 
 
 def predictions(out: Path) -> dict[str, tuple[str, str, str]]:
@@ -154,5 +156,7 @@ def test_a_labelled_folder_is_learnt(tmp_path) -> None:
         "task.label_smoothing=0",
         "trainer.max_epochs=4",
         "overlays=0",
+        "samples=0",
+        "report=false",
     ]
     assert train(tmp_path / "run", "model=vit_classify", "data=imagenet", f"data.root={root}", *like) >= 0.85

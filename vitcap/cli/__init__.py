@@ -1,6 +1,7 @@
 """The command line: `vitcap caption` writes captions, `vitcap overlay` draws where the model looked, `vitcap viewer`
 makes a page of it, `vitcap verify` checks it, `vitcap translate` writes translations, `vitcap classify` names classes,
-`vitcap check` finds what is wrong with data.
+`vitcap check` finds what is wrong with data, `vitcap models` lists the packaged models, `vitcap serve` is a web page of
+all that, `vitcap report` makes the page about a run again, `vitcap export` writes a model for other programs.
 
 One module a command: `add_options(parser)` declares its options, `run(arguments)` carries it out and returns the exit
 status. Exit status: 0 all well, 1 some pictures or sentences failed or the run broke off, 2 the command line or a file
@@ -10,12 +11,13 @@ that it names is wrong. Errors take one line on stderr; --debug adds the traceba
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from vitcap.cli import caption, check, classify, overlay, translate, verify, viewer
+from vitcap.cli import caption, check, classify, export, models, overlay, report, serve, translate, verify, viewer
 
 COMMANDS = {
     "caption": caption,
@@ -25,6 +27,10 @@ COMMANDS = {
     "classify": classify,
     "verify": verify,
     "check": check,
+    "models": models,
+    "export": export,
+    "serve": serve,
+    "report": report,
 }
 
 
@@ -59,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_options(command)
     arguments = parser.parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):  # file names and captions are text of any language, whatever the locale
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+        codecs.register_error("vitcap", _as_bytes)
+        sys.stdout.reconfigure(encoding="utf-8", errors="vitcap")
     try:
         status = arguments.run(arguments)
         sys.stdout.flush()
@@ -75,6 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"vitcap: error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError) else 1
+
+
+def _as_bytes(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The bytes of a file name in no encoding as they are; other halves of UTF-16 pairs, which are none, escaped."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -108,6 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
         from vitcap.report.compare import score_table
 
         try:
+            if options.out:
+                raise ValueError(f"--out {options.out}: only runs that translate have a figure; leave it out")
             print(score_table(options.runs))
         except (ValueError, OSError) as error:
             print(f"compare: error: {error}", file=sys.stderr)

@@ -49,6 +49,8 @@ def shards(options: argparse.Namespace) -> None:
         if unknown := sorted(set(given) - set(known := options_of(name))):
             raise ValueError(f"source.{unknown[0]}: {name} has no such option; it has {', '.join(known) or 'none'}")
         if name == FOLDER:
+            if options.split:
+                raise ValueError(f"--split {options.split[0]}: a folder of photos without captions has no splits")
             found = [CaptionRecord(p.relative_to(root).as_posix(), p, ()) for p in find_images(root)]
             splits = {"all": found}
         else:
@@ -76,12 +78,6 @@ def shards(options: argparse.Namespace) -> None:
             print(f"  {id_}: {reason}", file=sys.stderr)
 
 
-def number(kind: type, low: float) -> Any:
-    from vitcap.cli.options import number
-
-    return number(kind, low)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -96,6 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.set_defaults(run=shapes)
 
     from vitcap.cli.check import FORMATS
+    from vitcap.cli.options import number
     from vitcap.data.survey import cores
 
     command = commands.add_parser("shards", help="write the pictures and captions of any data as WebDataset tar shards")

@@ -6,10 +6,13 @@ import json
 
 import pytest
 import torch
+from test_checkpoint import description, model
 from test_evaluate import SCENES, captioner, fails  # noqa: F401
 from torch.testing import assert_close
 
 import vitcap
+from vitcap import checkpoint
+from vitcap.averaging import average
 from vitcap.command import evaluate
 from vitcap.models.storage import pack, unpack
 
@@ -59,6 +62,22 @@ def test_the_model_between_two_is_scored_and_written(captioner, further, config,
         assert ends["scores"] == scored(config, tmp_path / "one", f"checkpoint={end}")["scores"]
 
 
+def test_a_weight_of_two_names_is_moved_once_and_none_is_left_out(tmp_path):
+    """A .ckpt has the output matrix under its own name, too, which is the word vectors'."""
+    own, other = model(), model(seed=1)
+    file, further = checkpoint.write(tmp_path / "own.safetensors", own, description()), tmp_path / "other.ckpt"
+    weights = other.state_dict()
+    assert weights["decoder.out.weight"].data_ptr() == weights["decoder.embed.weight"].data_ptr()
+    torch.save({"state_dict": weights, "vitcap": description()}, further)
+    average(door := vitcap.load(file), str(file), str(further), 0.25)
+    for name, tensor in own.state_dict().items():
+        assert_close(door.model.state_dict()[name], 0.25 * tensor + 0.75 * weights[name], msg=name)
+    del weights["decoder.embed.weight"]
+    torch.save({"state_dict": weights, "vitcap": description()}, further)
+    with pytest.raises(ValueError, match=r"decoder\.embed\.weight has another shape in .*, or is in one of them alone"):
+        average(vitcap.load(file), str(file), str(further), 0.25)
+
+
 def test_scores_of_a_model_in_eight_bits_are_those_of_its_file(captioner, config, tmp_path):  # noqa: F811
     report = scored(config, tmp_path / "small", f"checkpoint={captioner}", "save=int8")
     file = tmp_path / "small" / "model.safetensors"
@@ -79,6 +98,7 @@ def test_models_that_do_not_fit_together_are_refused(captioner, further, config,
     given = (f"checkpoint={further}", "data=shapes", *SCENES, f"out={tmp_path / 'o'}")
     told = fails(config(*given, f"average={other}", name="evaluate"), capsys)
     assert told.startswith(f"vitcap: error: average={other}: its preprocess is not that of {further}")
+    assert "share=0.3 goes with average=" in fails(config(*given, "share=0.3", name="evaluate"), capsys)
     assert "share=2: a number from 0 to 1" in fails(
         config(*given, f"average={captioner}", "share=2", name="evaluate"), capsys
     )

@@ -132,6 +132,26 @@ def test_names_that_are_no_utf8_survive_csv(model, tmp_path, monkeypatch):
     assert len(table("c.csv")) == 1
 
 
+def test_names_that_are_formulas_are_texts_in_csv(model, tmp_path, monkeypatch):
+    """A photo of a stranger may be called =cmd|..., which a spreadsheet would run."""
+    monkeypatch.chdir(tmp_path)
+    names = ["=1+1.png", "+1.png", "-1.png", "@a.png", "\t=1.png", "'=1.png", "''@.png", "'a.png", "a=1.png"]
+    for level, name in enumerate(names):
+        draw(name, level)
+    Path("list").write_text("\n".join(names))
+    arguments = ("--from-file", "list", "--out", "c.csv", "--template", "={caption}")
+    assert run(*arguments) == 0
+    rows = table("c.csv")
+    marked = ["'" + name for name in names[:7]] + names[7:]
+    assert [row["image"] for row in rows] == marked
+    assert {row["text"][:3] for row in rows} == {"'=l"}
+    assert all(float(row["score"]) < 0 for row in rows)
+    assert [row["image"] for row in output(Path("c.csv")).rows()] == names
+    content = Path("c.csv").read_bytes()
+    assert run(*arguments) == 0
+    assert Path("c.csv").read_bytes() == content
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_a_run_cut_anywhere_ends_like_an_uninterrupted_one(model, photos, suffix, capsys):
     captioner = model()
@@ -141,7 +161,8 @@ def test_a_run_cut_anywhere_ends_like_an_uninterrupted_one(model, photos, suffix
     last = (
         content[-40:] if suffix == "csv" else content[-40:-1]
     )  # options end every row; JSON is whole without its "\n"
-    for spot in sorted({*range(0, len(content), len(content) // 40), len(content) - 1, len(content)}):
+    spots = {*range(0, len(content), len(content) // 40), len(content) - 1, len(content)}
+    for spot in sorted({*spots, content.find(b"}") + 1}):  # behind a token, too
         out.write_bytes(content[:spot])
         captioner.seen = 0
         assert run("in", "--out", out, "--quiet") == 0
@@ -200,6 +221,24 @@ def test_a_table_that_holds_something_else_is_not_touched(model, photos, content
     assert Path("c.csv").read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"image": "in/z=.png", "split": "train", "captions": ["my own words"]}\n', "c.jsonl, line 1: not a caption"),
+        (b'{"image": "in/z=.png", "split": "train", "captions": ["my own words"]}', "c.jsonl, line 1: not a caption"),
+        (
+            b'{"image": "in/z=.png", "split": "train", "caption": "my own words"}\n',
+            "made by another model (unknown; now",
+        ),
+    ],
+)
+def test_a_table_to_train_on_is_not_touched(model, photos, content, told, capsys):
+    Path("c.jsonl").write_bytes(content)
+    assert run("in", "--out", "c.jsonl") == 2
+    assert told in capsys.readouterr().err
+    assert Path("c.jsonl").read_bytes() == content
+
+
 def test_a_damaged_row_is_named_by_its_line(model, photos, capsys):
     assert run("in", "--out", "c.csv") == 0
     content = Path("c.csv").read_bytes()
@@ -207,6 +246,25 @@ def test_a_damaged_row_is_named_by_its_line(model, photos, capsys):
     assert run("in", "--out", "c.csv") == 2
     line = content.count(b"\n") + 1  # one name has a line break, too
     assert f"c.csv, line {line}: not a caption record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_two_runs_cannot_write_one_output(model, photos, suffix, capsys):
+    """The one that ends first would replace the file, and what the other adds would be lost."""
+    Path(photos[1]).write_bytes(b"")  # its row is taken out before it is tried again
+    assert run("in", "--out", f"c.{suffix}") == 1
+    content = Path(f"c.{suffix}").read_bytes()
+    first = output(Path(f"c.{suffix}"))
+    with first.writer() as write:
+        capsys.readouterr()
+        assert run("in", "--out", f"c.{suffix}") == 2
+        assert f"c.{suffix}: another run is writing it" in capsys.readouterr().err
+        output(Path(f"c.{suffix}")).put_in_order([])
+        write({"image": "x.png", "caption": "x"})
+    assert Path(f"c.{suffix}").read_bytes() == content + first.dump({"image": "x.png", "caption": "x"})
+    with output(Path(f"new.{suffix}")).writer():
+        assert run("in", "--out", f"new.{suffix}") == 2
+    assert Path(f"new.{suffix}").read_bytes() == b""
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
@@ -259,6 +317,26 @@ def test_pictures_of_the_same_bytes_are_read_once(model, tmp_path, monkeypatch, 
     last = (jsonl(out) if suffix == "jsonl" else table(out))[-1]
     assert (last["image"], last["same_as"], last["text"]) == ("in/6.bmp", "in/1.bmp", "6: level 9")
     assert captioner.seen == 3, "an earlier run has it"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_twins_of_what_an_earlier_run_wrote_are_as_sure(model, tmp_path, monkeypatch, suffix, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, level in (("a", 5), ("b", 200)):
+        draw(f"in/{name}.bmp", level)
+    options = ["in", "--out", f"c.{suffix}", "--min-confidence", 0.5, "--sidecar"]
+    assert run(*options) == 0
+    for name, level in (("c", 5), ("d", 200)):
+        draw(f"in/{name}.bmp", level)
+    capsys.readouterr()
+    captioner = model()
+    assert run(*options) == 0
+    assert captioner.seen == 0
+    assert "in/c.bmp: not sure (0.023): level 5\nvitcap: 2 pictures have" in capsys.readouterr().err
+    rows = jsonl(f"c.{suffix}") if suffix == "jsonl" else table(f"c.{suffix}")
+    assert [str(row["below_confidence"]).lower() for row in rows] == ["true", "false", "true", "false"]
+    assert [row.get("same_as") or None for row in rows] == [None, None, "in/a.bmp", "in/b.bmp"]
+    assert sorted(path.name for path in Path("in").glob("*.txt")) == ["b.txt", "d.txt"]
 
 
 def test_twins_of_a_bad_picture_are_reported_by_their_own_names(model, tmp_path, monkeypatch, capsys):
@@ -492,6 +570,9 @@ def test_sidecars_never_fall_together_nor_on_what_is_read(model, tmp_path, monke
     assert "vitcap: 5 texts or descriptions could not be written" in err
     assert (Path("b.txt").read_bytes(), Path("list.txt").read_bytes()) == before
     assert Path("a.txt").read_text() == "level 1\n"
+    for _ in range(2):  # not silently passed over when the text of the other is there
+        assert run("a.jpg", "a.png", "--sidecar") == 1
+        assert "a.png: a.txt is that of a.jpg" in capsys.readouterr().err
 
 
 # progress
@@ -509,7 +590,6 @@ def test_progress_in_a_log(model, photos, monkeypatch, capsys):
     assert lines[5].endswith("/s, in 0:00")
     assert run("in", "--out", "quiet.jsonl", "--quiet") == 0
     assert capsys.readouterr().err == ""
-    assert [pictures._clock(seconds) for seconds in (0.4, 65, 3599.6, 90061)] == ["0:00", "1:05", "1:00:00", "25:01:01"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])

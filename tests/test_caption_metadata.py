@@ -258,6 +258,13 @@ def test_a_text_that_is_too_long_for_iptc_changes_nothing(photo):
     assert iptc(photo)[2, 120] == ("犬" * 666).encode()
 
 
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "p.jpg")
+    with pytest.raises(ValueError, match=r"p\.jpg: .*no regular file"):
+        describe(str(tmp_path / "p.jpg"), "a dog")
+    assert not described(str(tmp_path / "p.jpg"))
+
+
 def test_damaged_files_are_told(tmp_path):
     path = tmp_path / "p.jpg"
     for content in (b"", b"\xff\xd8\xff", b"text"):

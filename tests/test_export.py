@@ -470,7 +470,7 @@ def test_ids_are_read_as_the_tokenizer_reads_them(kind):
     tokenizer = Tokenizer.train([*TEXTS, "naïve 日本語 🙂 text"], kind=kind, min_count=1, vocab_size=330)
     library = json.loads(tokenizer.to_json())["library"]
     ids = library["model"]["vocab"] | {one["content"]: one["id"] for one in library["added_tokens"]}
-    texts, random = sorted(ids, key=ids.__getitem__), np.random.default_rng(0)
+    texts, random = {number: text for text, number in ids.items()}, np.random.default_rng(0)
     assert len(texts) == tokenizer.vocab_size
     rows = [tokenizer.encode(text) for text in [*TEXTS, "naïve 日本語 🙂 text"]]
     rows += [random.integers(0, len(texts), 12).tolist() for _ in range(200)]
@@ -528,6 +528,45 @@ def test_the_program_says_what_is_wrong(transformer, tmp_path, capsys):
     with pytest.raises(SystemExit):
         runtime.main([str(tmp_path), str(good)])
     assert f"{tmp_path}: no folder that `vitcap export --to onnx` has written" in capsys.readouterr().err
+    assert runtime.main([str(folder), str(good), "--length-penalty", "1e9"]) == 1
+    assert "length_penalty=1000000000.0: from 0 to 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("config.json", b'{"format": "vitcap-onnx 1"}', "KeyError: 'graphs'"),
+        ("config.json", b"[]", "TypeError"),
+        ("encoder.onnx", b"no graph", "InvalidProtobuf"),
+        ("decoder_step.onnx", None, "NoSuchFile"),
+        ("tokenizer.json", b"[]", "TypeError"),
+        ("tokenizer.json", b'{"model": ', "JSONDecodeError"),
+    ],
+)
+def test_a_damaged_folder_is_told_in_a_line(transformer, tmp_path, capsys, name, content, told):
+    shutil.copytree(transformer[1], folder := tmp_path / "onnx")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(SystemExit):
+        runtime.main([str(folder), "photo.jpg"])
+    assert "has written, or damaged (" in (line := capsys.readouterr().err.splitlines()[-1])
+    assert told in line
+
+
+def test_graphs_that_do_not_fit_the_config_are_told_in_a_line(transformer, tmp_path, capsys):
+    shutil.copytree(transformer[1], folder := tmp_path / "onnx")
+    picture(0, (20, 20)).save(good := tmp_path / "good.png")
+    shutil.copyfile(folder / "decoder_start.onnx", folder / "encoder.onnx")
+    assert runtime.main([str(folder), str(good)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    shutil.copyfile(transformer[1] / "encoder.onnx", folder / "encoder.onnx")
+    config = json.loads((folder / "config.json").read_text())
+    config["preprocess"]["size"] = [7, 7]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert runtime.main([str(folder), str(good)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {good}: InvalidArgument")
 
 
 def refused(arguments: list[str], capsys) -> str:

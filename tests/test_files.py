@@ -70,3 +70,11 @@ def test_errors_name_what_was_asked_for_and_not_the_temporary_file(tmp_path: Pat
     with pytest.raises(FileNotFoundError) as lacking, whole(tmp_path / "a.txt"):
         (tmp_path / "other").read_text()
     assert lacking.value.filename == str(tmp_path / "other")
+
+
+def test_names_as_long_as_a_file_system_takes_them(tmp_path):
+    file = tmp_path / ("x" * 251 + ".txt")
+    for text in ("one", "two"):
+        with whole(file) as part:
+            part.write_text(text)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(file.name, "two")]

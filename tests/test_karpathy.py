@@ -83,6 +83,18 @@ def test_restval_can_be_kept_apart(lists, tmp_path) -> None:
     assert found == {"train": TRAINING, "restval": [42, 136], "val": [133, 73], "test": [74]}
 
 
+def test_what_is_odd_in_the_official_files_is_told_with_its_place(tmp_path) -> None:
+    write(official(tmp_path), **NAMES_ALONE)
+    file = tmp_path / "annotations" / "captions_val2014.json"
+    content = json.loads(file.read_text())
+    content["images"].append(content["images"][0])
+    file.write_text(json.dumps(content))
+    source = KarpathySource(tmp_path, expect=False)
+    assert source.splits()
+    assert source.report["images listed twice merged"] == 1
+    assert source.places["images listed twice merged"] == [str(file)]
+
+
 def test_a_part_of_the_training_list_is_that_part(tmp_path) -> None:
     write(official(tmp_path), **(NAMES_ALONE | {"coco_train": [25], "coco_restval": []}))
     assert ids(KarpathySource(tmp_path, expect=False))["train"] == [25]

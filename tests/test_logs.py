@@ -207,6 +207,31 @@ def test_wandb_wants_the_name_of_a_project(value, config, tmp_path):
         run.train(config(*TINY, f"wandb={value}", f"out={tmp_path}"))
 
 
+def test_a_resumed_run_goes_on_with_the_last_run_of_its_folder(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    made = []
+
+    class Logger:
+        def __init__(self, **options):
+            made.append(options)
+            self._wandb_init: dict[str, object] = {}
+
+        def log_hyperparams(self, config):
+            made[-1]["config"] = config
+
+    monkeypatch.setattr(logs, "WandbLogger", Logger)
+    logs.open_wandb("photos", tmp_path, config={"seed": 1}, resume=True)  # not logged there before
+    for name in ("run-20260102_030405-first", "offline-run-20260302_030405-last", "run-20260202_030405-second"):
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+    (tmp_path / "wandb" / "latest-run").symlink_to("run-20260102_030405-first")
+    logs.open_wandb("photos", tmp_path, config={"seed": 1}, resume=True)
+    logs.open_wandb("photos", tmp_path, config={"seed": 1}, resume=False)
+    assert [options["id"] for options in made] == [None, "last", None]
+    assert made[1] == {"project": "photos", "name": tmp_path.name, "save_dir": tmp_path, "id": "last"} | {
+        "config": {"seed": 1}
+    }
+
+
 def written(content: bytes) -> Iterator[bytes]:
     """Records of a file of Weights & Biases: LevelDB's log format, after 7 bytes that name it.
 

@@ -294,12 +294,20 @@ def test_classes_and_translations_have_reports_too(tmp_path):
     for folder, scores in ((classes, {"top-1": 0.5, "NLL": 1.25}), (sentences, {"exact": 0.5, "BLEU-4": 0.3})):
         folder.mkdir()
         (folder / "scores.json").write_text(json.dumps({"scores": scores, "facts": facts}))
-    rows = [("1", "cat", "cat", 0.6), ("2", "cat", "dog", 0.9), ("3", "dog", "dog", 0.8), ("4", "dog", "cat", 0.3)]
+    dog = "dog\u2028\n, large"  # a name may hold anything
+    rows = [("1", "cat", "cat", 0.6), ("2", "cat", dog, 0.9), ("3", dog, dog, 0.8), ("4", dog, "cat", 0.3)]
     with open(classes / "predictions.csv", "w", newline="") as file:
         csv.writer(file).writerows([("id", "class", "predicted", "probability"), *rows])
     lines = ["id\tsource\toutput\ttarget", 'a\t1 2\t2 1 "\t2 1 "', "b\t3 4\t4\t4 3", "c\t5 6\t9 9\t6 5"]
     (sentences / "translations.tsv").write_text("\n".join(lines) + "\n")
+    assert [read_run(classes).each[id_]["predicted"] for id_ in "1234"] == ["cat", dog, dog, "cat"]
     assert rank(read_run(classes), 1)[:2] == (["3"], ["2"])
+    each = read_run(sentences).each
+    assert [(one["exact"], one["BLEU-1"]) for one in each.values()] == [
+        (True, pytest.approx(1)),
+        (False, pytest.approx(np.exp(1 - 2 / 1))),  # half as long
+        (False, pytest.approx(0, abs=1e-6)),
+    ]
     assert rank(read_run(sentences), 1)[:2] == (["a"], ["c"])
     assert rank(read_run(sentences), 2)[:2] == (["a", "b"], ["c"])
     for folder in (classes, sentences):

@@ -174,6 +174,8 @@ def test_a_run_that_was_broken_off_goes_on_and_leaves_nothing_half(tmp_path, mon
     assert write_shards(records, tmp_path / "out", plan, data="table").samples == 9
     with pytest.raises(ValueError, match=r"train.json: an index of other records or options: choose another folder"):
         write_shards(records[:8], tmp_path / "out", plan, data="table")
+    with pytest.raises(ValueError, match=r"train.json: an index of other records or options"):
+        write_shards(records, tmp_path / "out", plan, data="table", classes=[("0", "cat")])
     (tmp_path / "out" / "train.json").unlink()
     with pytest.raises(ValueError, match=r"train-000000.tar: a shard that no index tells of"):
         write_shards(records, tmp_path / "out", plan, data="table")
@@ -227,6 +229,11 @@ def test_the_script_writes_any_data_with_its_classes(tmp_path, capsys):
     assert prepare.main(["shards", str(tmp_path / "nothing"), "--out", str(tmp_path / "x")]) == 1
     assert prepare.main(["shards", str(tmp_path / "data"), "source.colour=1", "--out", str(tmp_path / "x")]) == 1
     assert "source.colour: imagenet has no such option" in capsys.readouterr().err
+    folder = [str(tmp_path / "data" / "val" / "cat"), "--data", "folder", "--out", str(tmp_path / "x")]
+    assert prepare.main(["shards", *folder, "--split", "val"]) == 1
+    assert "--split val: a folder of photos without captions has no splits" in capsys.readouterr().err
+    assert prepare.main(["shards", *folder]) == 0
+    assert ShardSource(train=str(tmp_path / "x" / "all.json")).index("train").samples == 1
 
 
 # Samples of others
@@ -286,6 +293,12 @@ def test_classes_of_cls_files(tmp_path):
     assert found.source.classes == ("0", "1", "2")
     (batch,) = found.loader("train", train=True)
     assert batch.labels.tolist() == [int(i[-1]) for i in batch.ids]
+    tar(tmp_path / "some" / "0.tar", {"1.jpg": jpeg(1), "1.cls": b"1", "2.jpg": jpeg(2)})
+    part = data(tmp_path, train="some", val="some", tokenizer=None, batch_size=3, on_bad="skip")
+    assert [r.image_id for r in part.records("val")] == ["0/1"]
+    (batch,) = part.loader("train", train=True)
+    assert (batch.ids, batch.labels.tolist()) == (("0/1",), [1])
+    assert part.bad["train"] == {"0/2": "0/2: has no class"}
     tar(tmp_path / "bad" / "0.tar", {"9.jpg": jpeg(9), "9.cls": b"9"})
     source = ShardSource(str(tmp_path), train="train", val="bad")
     assert source.classes == ("0", "1", "2")
@@ -497,6 +510,23 @@ def test_a_shard_that_is_cut_or_changed_is_told(tmp_path):
         list(strict.loader("train", train=True))
 
 
+@pytest.mark.parametrize("pictures", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_sample_is_missing_without_a_word(packed, pictures, tmp_path):
+    """Cut between two files, or in a header; a header that is damaged: tarfile alone takes all three for the end."""
+    made(tmp_path, [4])
+    shard = tmp_path / "000.tar"
+    content = shard.read_bytes()
+    with tarfile.open(shard) as archive:
+        at = archive.getmember("0002.jpg").offset
+    for wrong in (content[:at], content[: at + 99], content[:at] + b"\1" * 512 + content[at + 512 :]):
+        shard.write_bytes(gzip.compress(wrong) if packed else wrong)
+        with pytest.raises(ShardError, match=r"000.tar: no tar archive that can be read to its end"):
+            list(read_samples(str(shard), pictures=pictures))
+    shard.write_bytes(gzip.compress(content) if packed else content)
+    assert len(list(read_samples(str(shard), pictures=pictures))) == 4
+
+
 def test_fewer_samples_than_the_index_says(tmp_path):
     write_shards(table(tmp_path / "data", 6), tmp_path / "out", Plan("train", 3), data="table")
     index = json.loads((tmp_path / "out" / "train.json").read_text())
@@ -526,8 +556,9 @@ def test_addresses(tmp_path, monkeypatch):
         with pytest.raises((FileNotFoundError, ValueError), match=said):
             expand(wrong, root=tmp_path)
     pipe = f"pipe:cat {tmp_path}/{{000..002}}.tar"
-    with pytest.raises(ValueError, match=r"runs a command, which the config of someone else could name"):
-        ShardSource(train=pipe)
+    for hidden in (pipe, f"{{pipe:cat {names[0]},pipe:cat {names[1]}}}", ["000.tar", "{pipe,http}:x"], "PIPE:cat x"):
+        with pytest.raises(ValueError, match=r"runs a command, which the config of someone else could name"):
+            ShardSource(str(tmp_path), train=hidden)
     monkeypatch.setattr(sys, "argv", ["train.py", f"data.source.train={pipe}"])
     found = data(None, train=pipe, batch_size=2, num_workers=2)
     assert sorted(n for b in numbers(found.loader("train", train=True)) for n in b) == [0, 1, 2]
@@ -572,6 +603,15 @@ def test_shards_at_web_addresses(tmp_path, site):
     assert own.tokenizer is not None
     (root / "own" / "train.jsonl").unlink()  # the index and the texts were fetched, the shards are streamed
     assert len([i for batch in own.loader("train", train=True) for i in batch.ids]) == 5
+    write_shards(table(tmp_path / "data", 3, split="val"), root / "own", Plan("val", 3, seed=None), data="table")
+    index = ShardSource(val=f"{address}/own/val.json")
+    assert [record.open().getpixel((0, 0))[0] for record in index.split("val")] == [0, 1, 2]
+    for file in (root / "own").glob("val*"):
+        file.unlink()
+    turned = table(tmp_path / "data", 3, split="val")[::-1]  # files of equal sizes: only the bytes tell
+    write_shards(turned, root / "own", Plan("val", 3, seed=None), data="table")
+    for record in ShardSource(val=f"{address}/own/val.json").split("val"):
+        assert record.open().getpixel((0, 0))[0] == int(record.image_id[3:-4])
     with pytest.raises(ShardError, match=r"nothing.tar: cannot be read \(exit status 22: the server says no"):
         list(read_samples(f"{address}/nothing.tar"))
 
@@ -753,6 +793,7 @@ def test_bad_shards_and_pictures_are_told_and_tried_again(trained, tmp_path, cap
         (["a.tar", "--out", "x", "--part", "3/2"], "K/N is wanted, such as 2/8"),
         (["b.jpg", "--part", "1/2"], "--part and --shard-format are for shards"),
         (["a.tar", "--out", "x", "--sidecar"], "--sidecar is for photos, not for shards"),
+        (["a.tar", "--out", "x", "--overwrite"], "--overwrite is for photos, not for shards"),
         (["a.tar", "--out", "x"], "a.tar: no such shard"),
         (["one/a.tar", "two/a.tar", "--out", "x"], "two shards have the same name"),
     ],

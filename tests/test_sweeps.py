@@ -56,6 +56,8 @@ def test_the_sweep_of_the_documentation(tmp_path, monkeypatch, capsys):
     assert compare.main([str(folder) for folder in folders]) == 0
     told = capsys.readouterr().out
     assert all(f"\n{folder}" in told for folder in folders)
+    assert compare.main([str(folders[0]), "--out", "curves.png"]) == 2
+    assert "--out curves.png: only runs that translate have a figure" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,19 @@ def test_runs_are_compared_record_by_record(tmp_path):
     assert low < 0 < high
     width = 2 * 1.96 * 100 * 0.5 / np.sqrt(200)  # of a normal mean
     assert high - low == pytest.approx(width, rel=0.2)
+
+
+def test_classifiers_are_compared_by_what_they_got_right(tmp_path):
+    for name, right in (("a", 6), ("b", 9)):
+        (tmp_path / name).mkdir()
+        scores = {"scores": {"top-1": right / 12, "NLL": 1.25}, "facts": {"data": "x", "split": "val"}}
+        (tmp_path / name / "scores.json").write_text(json.dumps(scores))
+        rows = [f"{i},cat,{'cat' if i < right else 'dog'},0.5" for i in range(12)]
+        (tmp_path / name / "predictions.csv").write_text("\n".join(["id,class,predicted,probability", *rows, ""]))
+    lines = score_table([tmp_path / "a", tmp_path / "b"]).splitlines()
+    assert lines[0] == "x, split val, 12 records; times 100, but for NLL"
+    assert [line.split()[-2:] for line in lines[2:4]] == [["50.0", "1.2500"], ["75.0", "1.2500"]]
+    assert "b: +25.0 (" in lines[-1]
 
 
 def test_runs_on_other_records_do_not_compare(tmp_path):

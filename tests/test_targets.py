@@ -194,6 +194,15 @@ def test_the_script_stops_before_hydra_starts(foreign: Path) -> None:
     assert not (foreign / "mark").exists()
 
 
+def test_a_folder_of_configs_is_named_from_the_script_as_hydra_has_it(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "train.py")])
+    monkeypatch.chdir(tmp_path)
+    check_options(ROOT / "conf", "config", ["-cp", "../conf", "seed=1"])
+    with pytest.raises(SystemExit):
+        check_options(ROOT / "conf", "config", ["--config-path", "../conf", "+hydra.callbacks.x={_target_: os.system}"])
+    assert "hydra.callbacks.x._target_=os.system: refused" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags",
     [

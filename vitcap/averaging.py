@@ -32,13 +32,15 @@ def average(door: Door, named: str, other: str, share: float) -> dict[str, Any]:
     if found := checkpoint.difference(theirs, own):
         option, first, second = found
         raise ValueError(f"average={other}: {option} is {first} there and {second} in {named}")
-    state = door.model.state_dict()
+    state, weights = door.model.state_dict(), saved.weights
+    once = checkpoint.untied(state)  # or a weight that has two names, as in a .ckpt, would be moved twice
+    for name in {**once, **weights}:
+        if name not in state or name not in weights or state[name].shape != weights[name].shape:
+            raise ValueError(f"average={other}: {name} has another shape in {named}, or is in one of them alone")
     with torch.no_grad():
-        for name, tensor in saved.weights.items():
-            if name not in state or state[name].shape != tensor.shape:
-                raise ValueError(f"average={other}: {name} has another shape in {named}, or is not there")
+        for name, tensor in once.items():
             if tensor.is_floating_point():
-                state[name].copy_(torch.lerp(tensor.to(state[name]), state[name], share))
+                tensor.copy_(torch.lerp(weights[name].to(tensor), tensor, share))
     return {"averaged": {"with": other, "share": share}}
 
 

@@ -77,7 +77,7 @@ class Captioner(Writer, PictureDoor):
         batch_size: int = 16,
         seed: int | None = None,
     ) -> Caption | list[Caption]:
-        """Caption one picture (a path, the bytes of a file or a PIL image) or a list of them.
+        """Caption one picture (a path, a file in memory as vitcap.data.images.Encoded, a PIL image) or a list of them.
 
         search: a Greedy, Beam or Sample of vitcap.decoding; None is the model's own. n_best: captions per picture, the
         others under `alternatives`. need_attention: also give the cross-attention. batch_size: pictures at a time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _FULL = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the quota of the disk is used up"}
+
+_LONG = 200
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def whole(path: str | Path) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = part_of(path)
     try:
         with full_disk_told(path):
             yield temporary
@@ -43,6 +46,14 @@ def whole(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def part_of(path: Path) -> Path:
+    """The temporary name beside a path: of 255 bytes at most, as file systems have it, however long the other is."""
+    name = path.name
+    if len(os.fsencode(name)) > _LONG:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(f".{name}.{os.getpid()}.part")
 
 
 @contextmanager

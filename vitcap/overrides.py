@@ -44,7 +44,8 @@ def check_options(conf: str | Path, name: str, arguments: Sequence[str]) -> None
             if any("hydra.searchpath" in option for option in options):
                 raise ValueError("hydra.searchpath= and --config-dir name further folders of configs: give one of them")
             options.append(f"hydra.searchpath=['file://{os.path.abspath(given.config_dir)}']")
-        with initialize_config_dir(str(Path(given.config_path).resolve()), version_base="1.3"):
+        folder = Path(sys.argv[0]).resolve().parent / given.config_path  # as Hydra has it, from the script
+        with initialize_config_dir(str(folder.resolve()), version_base="1.3"):
             for cfg in _composed(given.config_name, options, several=given.multirun):
                 check_hydra(OmegaConf.to_container(cfg.hydra, resolve=False))  # type: ignore[arg-type]
     except ValueError as error:

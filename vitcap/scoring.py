@@ -114,7 +114,9 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
         data = _open(cfg, door, named)
         facts: dict[str, Any] = {"checkpoint": named}
         if cfg.average is not None:
-            facts |= average(door, named, str(cfg.average), cfg.share)
+            facts |= average(door, named, str(cfg.average), 0.5 if cfg.share is None else cfg.share)
+        elif cfg.share is not None:
+            raise ValueError(f"share={cfg.share} goes with average=, which is not given")
         if cfg.save is not None:
             if (target := Path(cfg.out) / checkpoint.MODEL_FILE).exists():
                 raise ValueError(f"save={cfg.save}: {target} is there already; choose another out=")
@@ -144,9 +146,8 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
     report = score_split(door, data, cfg.split, search=search, out=out, seed=cfg.seed, facts=facts, **captions)
     if processes.is_first():
         if cfg.save is not None:
-            door.description["facts"] |= {"evaluation": report["facts"]} | {
-                k: v for k, v in report.items() if k != "facts"
-            }
+            facts_of_file = door.description.setdefault("facts", {})
+            facts_of_file |= {"evaluation": report["facts"]} | {k: v for k, v in report.items() if k != "facts"}
             if cfg.get("decode"):
                 door.description["decode"] = plain(cfg.decode)
             door.save(out / checkpoint.MODEL_FILE, storage=cfg.save)

@@ -47,8 +47,10 @@ class Beside:
         return self.sidecar or self.metadata
 
     def lacks(self, path: str) -> bool:
-        """Whether a photo has yet to get a text of those that are asked for."""
-        if self.overwrite or (self.sidecar and not os.path.lexists(sidecar_of(path))):
+        """Whether a photo has yet to get a text of those that are asked for. One whose text file is another's always
+        has, so that every run reports it."""
+        name = sidecar_of(path)
+        if self.overwrite or (self.sidecar and (self._owner[name] != path or not os.path.lexists(name))):
             return True
         return self.metadata and not described(path)
 

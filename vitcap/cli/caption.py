@@ -15,8 +15,9 @@ from vitcap.cli.captions import captions_of
 from vitcap.cli.options import MOST, UsageError, add_loading, add_search, build_search, load, number
 from vitcap.cli.outputs import Output, output
 from vitcap.cli.pictures import picture_paths, progress, read_list
-from vitcap.cli.prefetch import Twins, cores
+from vitcap.cli.prefetch import Twins
 from vitcap.cli.rows import FIELDS, Template, dump, record, spell
+from vitcap.data.survey import cores
 from vitcap.machine import keep_freed_memory
 
 __all__ = ["add_options", "dump", "record", "run"]
@@ -120,9 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
                     row["text"] = text
                 if below := row.get("below_confidence", False):
                     unsure += 1
-                    print(
-                        f"vitcap: {item.path}: not sure ({row['probability']:.3f}): {row['caption']}", file=sys.stderr
-                    )
+                    sure = float(row["probability"])  # a text where an earlier run wrote it into CSV
+                    print(f"vitcap: {item.path}: not sure ({sure:.3f}): {row['caption']}", file=sys.stderr)
                 else:
                     beside(item.path, text)
                 if write is None and not below:
@@ -179,7 +179,7 @@ def _take_up(
     sizes = twins.sizes(todo)
     for row in out.rows() if beside or sizes else ():
         if row["image"] in done:
-            if beside and row.get("below_confidence") not in (True, "true"):
+            if beside and not row.get("below_confidence"):
                 beside(row["image"], template(row))
             key = twins.key(row["image"], sizes) if sizes else None
             if key is not None and twins.first(key, row["image"]) is None:

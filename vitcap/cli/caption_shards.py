@@ -21,7 +21,7 @@ from vitcap.files import whole
 
 ABOUT = "captions.json"
 _OTHERS = {"from_file": "--from-file", "template": "--template", "min_confidence": "--min-confidence"}
-_OTHERS |= {"sidecar": "--sidecar", "write_metadata": "--write-metadata"}
+_OTHERS |= {"sidecar": "--sidecar", "write_metadata": "--write-metadata", "overwrite": "--overwrite"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

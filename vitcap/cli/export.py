@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.to == "onnx":
         _onnx(model, out, arguments.weights)
     elif arguments.to == "safetensors":
-        checkpoint.write(out, model.model, model.description, storage=arguments.weights)
+        model.save(out, storage=arguments.weights)
         _tell([out])
     else:
         from vitcap.export.hub import push_to_hub, to_hub

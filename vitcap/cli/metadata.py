@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ def describe(path: str, text: str, *, overwrite: bool = False) -> bool:
 
 
 def _read(path: str) -> _Found:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+        raise ValueError(_cannot(path, "what is no regular file"))
     with _told(path):
         try:
             image = exiv2().Image(os.path.realpath(path))

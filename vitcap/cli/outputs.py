@@ -6,15 +6,17 @@ A file of any length is read piece by piece: what stays in memory is the names o
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -25,6 +27,10 @@ from vitcap.files import full_disk_told, whole
 Row = dict[str, Any]
 _KNOWN = ("image", "caption", "probability", "score", "finished", "text", "same_as", "below_confidence", "error")
 _MADE = ("model", "options")
+_FLAGS = ("finished", "below_confidence")
+_NUMBERS = re.compile(r"probability(_\d+)?|score")
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""Texts that a spreadsheet may take for a formula, which a file name can bring, or that `Table` marked."""
 
 
 class Output(ABC):
@@ -92,14 +98,16 @@ class Output(ABC):
 
     def clean(self) -> None:
         """Take out a last piece that was cut and pictures that failed, which are tried again. At once, so that the file
-        is never half written."""
-        if self._dirty:
-            with whole(self.path) as temporary, open(temporary, "wb") as file:
-                file.write(self.header)
-                for _, piece in self._pieces():
-                    if (row := self.parse(piece)) is not None and "caption" in row:
-                        file.write(piece.rstrip(b"\r\n") + self.end)
-            self._dirty = False
+        is never half written. UsageError where another run is writing it."""
+        if not self._dirty:
+            return
+        with open(self.path, "rb") as old, whole(self.path) as temporary, open(temporary, "wb") as file:
+            self._require_alone(old)
+            file.write(self.header)
+            for _, piece in self._pieces():
+                if (row := self.parse(piece)) is not None and "caption" in row:
+                    file.write(piece.rstrip(b"\r\n") + self.end)
+        self._dirty = False
 
     def rows(self) -> Iterator[Row]:
         """What the file has of every picture."""
@@ -108,7 +116,14 @@ class Output(ABC):
                 yield row
 
     def put_in_order(self, paths: Sequence[str]) -> None:
-        """Sort the pieces by `paths`; those of other pictures come first, as they were."""
+        """Sort the pieces by `paths`; those of other pictures come first, as they were. Not while another run is
+        writing the file."""
+        if self.path.is_file():
+            with open(self.path, "rb") as old:
+                if _lock(old):
+                    self._sort(old, paths)
+
+    def _sort(self, old: IO[bytes], paths: Sequence[str]) -> None:
         order = {path: place for place, path in enumerate(paths)}
         starts, ranks = array("q"), array("q")
         for start, piece in self._pieces():
@@ -119,16 +134,18 @@ class Output(ABC):
         if (np.diff(sorted_by) > 0).all():
             return
         starts.append(self.path.stat().st_size)
-        with open(self.path, "rb") as old, whole(self.path) as temporary, open(temporary, "wb") as new:
+        with whole(self.path) as temporary, open(temporary, "wb") as new:
             for place in sorted_by.tolist():
                 old.seek(starts[place])
                 new.write(old.read(starts[place + 1] - starts[place]))
 
     @contextmanager
     def writer(self) -> Iterator[Callable[[Row], None]]:
-        """A function that appends a picture; it is in the file when it returns."""
-        head = b"" if self.path.is_file() and self.path.stat().st_size else self.header
+        """A function that appends a picture; it is in the file when it returns. UsageError where another run is writing
+        it, which would replace the file at its end, and lose what others have added."""
         with full_disk_told(self.path), open(self.path, "ab") as file:
+            self._require_alone(file)
+            head = b"" if self.path.is_file() and self.path.stat().st_size else self.header
 
             def write(row: Row) -> None:
                 nonlocal head
@@ -137,6 +154,11 @@ class Output(ABC):
                 head = b""
 
             yield write
+
+    def _require_alone(self, file: IO[bytes]) -> None:
+        # One that ended between the opening and the lock has put another file in its place.
+        if not (_lock(file) and os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))):
+            raise UsageError(f"{self.path}: another run is writing it; wait for its end, or name another --out")
 
     def _pieces(self) -> Iterator[tuple[int, bytes]]:
         """(where it starts, piece) for all of the file."""
@@ -162,14 +184,22 @@ class JsonLines(Output):
             row = json.loads(piece)
         except ValueError:
             return None
-        return row if isinstance(row, dict) and isinstance(row.get("image"), str) else None
+        if not isinstance(row, dict) or not isinstance(row.get("image"), str):
+            return None
+        # A table of images to train on is somebody's work, and no list of pictures that failed.
+        return row if isinstance(row.get("caption"), str) or isinstance(row.get("error"), str) else None
 
     def cut(self, piece: bytes) -> bool:
-        return piece[:8] == b'{"image"'[: len(piece)]
+        try:
+            json.loads(piece)
+        except ValueError:
+            return piece[:8] == b'{"image"'[: len(piece)]
+        return False
 
 
 class Table(Output):
-    """CSV as spreadsheets read it (RFC 4180, UTF-8 with its mark). `rows` gives texts, and leaves out what is empty."""
+    """CSV as spreadsheets read it (RFC 4180, UTF-8 with its mark). `rows` gives texts, but for true and false, and
+    leaves out what is empty. Texts that would be formulas there have an apostrophe before them, which `rows` omits."""
 
     end = b"\r\n"
 
@@ -183,7 +213,12 @@ class Table(Output):
         for rank, one in enumerate(row.get("n_best", ()), 1):
             row = row | {f"{name}_{rank}": one[name] for name in ("caption", "probability")}
         values = [row.get(name, "") for name in self.columns]
-        return _csv([json.dumps(value) if isinstance(value, bool) else value for value in values])
+        values = [json.dumps(value) if isinstance(value, bool) else value for value in values]
+        return _csv([f"'{v}" if self._marked(n, v) else v for n, v in zip(self.columns, values, strict=True)])
+
+    @staticmethod
+    def _marked(name: str, value: Any) -> bool:
+        return isinstance(value, str) and not _NUMBERS.fullmatch(name) and _FORMULA.match(value) is not None
 
     def parse(self, piece: bytes) -> Row | None:
         if piece == self.header:
@@ -199,7 +234,9 @@ class Table(Output):
             return {}
         if len(values) != len(self.columns) or not values[0]:
             return None
-        row = {name: value for name, value in zip(self.columns, values, strict=True) if value}
+        row: Row = {name: value for name, value in zip(self.columns, values, strict=True) if value}
+        row = {n: v[1:] if v[0] == "'" and self._marked(n, v) else v for n, v in row.items()}
+        row |= {name: row[name] == "true" for name in _FLAGS if name in row}
         return row if "error" in row else {"caption": "", **row}
 
     def cut(self, piece: bytes) -> bool:
@@ -225,6 +262,17 @@ class Table(Output):
                 piece, quotes = [], 0
         if piece:
             yield b"".join(piece)
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether no other run writes a file; none can then until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a pipe, or a file system without locks
+        pass
+    return True
 
 
 def _csv(values: Sequence[Any]) -> bytes:

@@ -152,6 +152,8 @@ def progress(total: int, quiet: bool, prints: bool) -> Iterator[Callable[[], Non
 
 def _log(total: int) -> Callable[[], None]:
     """Counts pictures, and says every half minute how far it is; nothing at all of what takes less."""
+    from vitcap.tasks.bars import clock  # here, as it imports rich
+
     begin = last = time.monotonic()
     done, said = 0, False
 
@@ -160,13 +162,7 @@ def _log(total: int) -> Callable[[], None]:
         done, now = done + 1, time.monotonic()
         if now - last >= _LOG_EVERY or (said and done == total):
             last, said, speed = now, True, done / max(now - begin, 1e-9)
-            ends = f"{_clock((total - done) / speed)} left" if done < total else f"in {_clock(now - begin)}"
+            ends = f"{clock((total - done) / speed)} left" if done < total else f"in {clock(now - begin)}"
             print(f"vitcap: {done} of {total} pictures, {speed:.1f}/s, {ends}", file=sys.stderr, flush=True)
 
     return advance
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -110,11 +110,6 @@ def read_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _size(path: str) -> int | None:
     try:
         state = os.stat(path)

@@ -31,8 +31,8 @@ class Template:
                 text.format(**_values("photo.jpg", {"caption": "a dog", "probability": 0.5, "score": -1.0}))
                 return
             problem = f"there is no field {{{wrong[0]}}}"
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            problem = str(error)
+        except (ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
+            problem = str(error) or "wider than memory"
         raise UsageError(
             f"--template {text!r}: {problem}; fields are {', '.join(f'{{{name}}}' for name in FIELDS)}, "
             "and a brace itself is written twice"

@@ -163,6 +163,7 @@ class KarpathySource(FileSource):
         official.refused = self.refused
         pictures = {split: official._entries(split) for split in files}
         self.report.update(official.report)
+        self.places.update(official.places)
         splits = split_by_lists(self.lists, pictures["train"], pictures["val"], expect=self.expect, refuse=self._refuse)
         if self.restval:
             splits["train"] = [*splits.get("train", ()), *splits.pop("restval", ())]

@@ -34,20 +34,22 @@ SPLITS = ("train", "val", "test")
 class ShardPicture:
     """A picture in a shard: calling it gives the upright RGB picture. at: (offset, bytes) in the unpacked shard.
 
-    A shard at a web address is copied to the cache the first time. error: why there is none.
+    A shard at a web address is copied to the cache the first time. error: why there is none. sha256: of the shard, if
+    known; offsets are those of this very file.
     """
 
     shard: str
     key: str
     at: tuple[int, int]
     error: str | None = None
+    sha256: str | None = None
 
     def __call__(self) -> Image.Image:
         name = f"{shard_name(self.shard)}/{self.key}"
         if self.error is not None:
             raise ImageError(self.error)
         try:
-            with open(local(self.shard), "rb") as file:
+            with open(local(self.shard, self.sha256), "rb") as file:
                 file.seek(self.at[0])
                 content = file.read(min(self.at[1], MOST_BYTES))
         except (OSError, ShardError) as error:
@@ -130,8 +132,8 @@ class ShardRecords(Lazy[CaptionRecord]):
 
 def record_of(index: Index, row: Mapping[str, Any]) -> CaptionRecord:
     """The record of a line of an index's texts."""
-    at = row["at"] or (0, 0)
-    picture = ShardPicture(index.shards[row["shard"]].where, row["key"], (at[0], at[1]), row.get("error"))
+    at, shard = row["at"] or (0, 0), index.shards[row["shard"]]
+    picture = ShardPicture(shard.where, row["key"], (at[0], at[1]), row.get("error"), shard.sha256)
     return CaptionRecord(row["id"], picture, tuple(row["captions"]), row.get("label"))
 
 
@@ -225,13 +227,14 @@ class ShardSource:
         index = self.index(name)
         if name == "train":
             return ShardRecords(index, **self._stream)
-        if remote := [shard.where for shard in index.shards if is_remote(shard.where)]:
-            processes.first(lambda: [str(local(where)) for where in remote])
+        if remote := [shard for shard in index.shards if is_remote(shard.where)]:
+            processes.first(lambda: [str(local(shard.where, shard.sha256)) for shard in remote])
         records = [record_of(index, row) for row in index.lines()]
-        if any(record.captions for record in records):
-            kept = [record for record in records if record.captions]
+        captioned, labelled = [r for r in records if r.captions], [r for r in records if r.label is not None]
+        if kept := captioned or labelled:
             if len(kept) < len(records):
-                log.warning("shards, %s: %d pictures without captions skipped", name, len(records) - len(kept))
+                lacking = "captions" if captioned else "a class"
+                log.warning("shards, %s: %d pictures without %s skipped", name, len(records) - len(kept), lacking)
             records = kept
         seen: dict[int | str, CaptionRecord] = {}
         for record in records:

@@ -166,8 +166,14 @@ def _shard(where: str, row: object, beside: Callable[[str], str]) -> Shard:
     counts: list[Any] = [row.get(key) for key in ("samples", "captions")]
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 10**9 for n in counts):
         raise ValueError(f"{where}: {str(row)[:80]} lacks the name or the counts of a shard")
-    size = row.get("bytes")
-    return Shard(beside(_name(where, row.get("name"))), counts[0], counts[1], size if isinstance(size, int) else None)
+    size, digest = row.get("bytes"), row.get("sha256")
+    return Shard(
+        beside(_name(where, row.get("name"))),
+        counts[0],
+        counts[1],
+        size if isinstance(size, int) else None,
+        digest if isinstance(digest, str) else None,
+    )
 
 
 def _classes(where: str, pairs: object) -> tuple[tuple[str, str], ...] | None:

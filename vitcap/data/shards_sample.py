@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from PIL import Image
 
@@ -51,6 +51,22 @@ class ShardSample:
         return load_image(self.image)
 
 
+class _Member(tarfile.TarInfo):
+    """An entry whose damaged header is an error, and so is an archive without the mark of its end: tarfile takes both
+    for the end, and the samples that come after, or have been cut off, would be missing without a word."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the mark
+            raise
+        except tarfile.HeaderError as error:
+            if tarfile_.offset == 0:  # no archive at all
+                raise
+            raise tarfile.ReadError(str(error)) from None
+
+
 def read_samples(where: str, *, pictures: bool = True) -> Iterator[ShardSample]:
     """The samples of a shard, in order; what has no picture is no sample.
 
@@ -79,7 +95,8 @@ def _files(where: str, pictures: bool) -> Iterator[dict[str, Any]]:
         if not pictures and not is_remote(where):
             stream.seek(0)
         try:
-            tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r:" if plain else "r|*"))
+            mode: Any = "r:" if plain else "r|*"
+            tar = stack.enter_context(tarfile.open(fileobj=stream, mode=mode, tarinfo=_Member))
         except tarfile.ReadError:
             if is_remote(where):  # of a command that failed, its exit status says more
                 while stream.read(2**16):

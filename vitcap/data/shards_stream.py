@@ -140,7 +140,8 @@ class TapeDataset(CaptionDataset):
     """Samples of shards, read forward as TapeBatches says; any other place is found by reading its shard anew.
 
     shards: where they are. counts: samples of each. The others: see CaptionDataset.
-    Samples of a shard that cannot be read are BadRecords, as pictures that cannot be decoded are.
+    Samples of a shard that cannot be read are BadRecords, as pictures that cannot be decoded are, and samples without a
+    caption or, where there is no tokenizer, without a class.
     """
 
     def __init__(self, shards: Sequence[str], counts: Sequence[int], tokenizer: Any, **options: Any) -> None:
@@ -174,8 +175,9 @@ class TapeDataset(CaptionDataset):
             found = self._read(place[1])
         if isinstance(found, BadRecord):
             return found
-        if self.tokenizer is not None and not found.captions and not found.error:
-            return BadRecord(found.id, f"{found.id}: has no caption")
+        wanted, there = ("class", found.label is not None) if self.tokenizer is None else ("caption", found.captions)
+        if not there and not found.error:
+            return BadRecord(found.id, f"{found.id}: has no {wanted}")
         return self.sample(CaptionRecord(found.id, found.open, found.captions, found.label), place[:2])
 
     def _read(self, index: int) -> ShardSample | BadRecord:

@@ -73,12 +73,14 @@ def expand(given: str | Sequence[str], *, root: Path | None = None, trusted: boo
     for text in [given] if isinstance(given, str) else list(given):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{text!r}: a path, pattern or address of shards is wanted")
-        if text.startswith("pipe:") and not (trusted or _allowed(text)):
-            raise ValueError(
-                f"{text}: runs a command, which the config of someone else could name: give it on the command line, "
-                "or allow it with the environment variable VITCAP_PIPE=1"
-            )
         for one in library().shardlists.braceexpand.braceexpand(text):
+            # Here, and not before: {pipe:COMMAND,...} begins with a brace.
+            if one[:5].lower() == "pipe:" and not (trusted or _allowed(text)):
+                raise ValueError(
+                    f"{text}: runs a command, which the config of someone else could name: give it on the command "
+                    "line, or allow it with the environment variable VITCAP_PIPE=1"
+                )
+            one = _SCHEME.sub(lambda scheme: scheme[0].lower(), one, count=1) if is_remote(one) else one
             found += [one] if is_remote(one) else _paths(one, root)
     return list(dict.fromkeys(found))
 
@@ -144,10 +146,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("VITCAP_CACHE") or Path(cache, "vitcap")) / "shards"
 
 
-def local(where: str) -> Path:
+def local(where: str, sha256: str | None = None) -> Path:
     """A plain file with the bytes of a shard, for reading at any place: itself, or a copy in the cache, unpacked.
 
-    The copy of a web address stays until it is deleted. Raises ShardError.
+    sha256: of the file, where an index tells it: the copy of a web address is then fetched anew when it has changed,
+    and otherwise stays until it is deleted. Raises ShardError.
     """
     if not is_remote(where):
         try:
@@ -156,7 +159,7 @@ def local(where: str) -> Path:
                     return Path(where)
         except OSError as error:
             raise ShardError(f"{where}: cannot be opened ({error.strerror})") from None
-    state = "" if is_remote(where) else str(os.stat(where).st_mtime_ns)
+    state = (sha256 or "") if is_remote(where) else str(os.stat(where).st_mtime_ns)
     key = hashlib.sha256(f"{where if is_remote(where) else os.path.abspath(where)}\0{state}".encode()).hexdigest()[:16]
     copy = cache_folder() / "copies" / f"{stem(where)[:40]}-{key}.tar"
     if not copy.exists():

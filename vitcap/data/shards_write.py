@@ -95,7 +95,8 @@ def write_shards(
     out = Path(out)
     options = {"resize": plan.resize, "seed": plan.seed, "per_shard": plan.per_shard, "megabytes": plan.megabytes}
     chunks = plan.chunks(records)
-    state = _fingerprint(chunks, options)
+    named = tuple((str(id_), str(name)) for id_, name in classes) if classes else None
+    state = _fingerprint(chunks, options | {"classes": named})
     file = out / f"{plan.name}.json"
     names = [f"{plan.name}-{number:06d}.tar" for number in range(len(chunks))]
     if _begun(file, names, state):
@@ -127,7 +128,6 @@ def write_shards(
     if len(left_out) == len(records):
         raise ValueError(f"none of {len(records)} pictures can be read, the first: {next(iter(left_out.values()), '')}")
     about = {"data": data, "options": options, "left_out": left_out, "state": state}
-    named = tuple((str(id_), str(name)) for id_, name in classes) if classes else None
     index = Index(tuple(shards), texts, named, about)
     shards_index.write(file, index, split=plan.name)
     return index

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import vitcap
-from vitcap.decoding import Beam, Greedy
+from vitcap.decoding import Beam
 from vitcap.export.compress import compress
 from vitcap.export.folders import new_folder
 from vitcap.export.graphs import OPSET, exportable, plans, trace
@@ -80,7 +80,7 @@ def _config(door: Any, weights: str) -> dict[str, Any]:
     if kind == "classify":
         return config | {"classes": list(zip(door.classes, door.class_names, strict=True))}
     rules = asdict(door.search)
-    if isinstance(door.search, Greedy) or not isinstance(door.search, Beam):
+    if not isinstance(door.search, Beam):
         kept = {name: rules[name] for name in ("max_length", "min_length", "no_repeat_ngram", "forbid")}
         rules = kept | {"beams": 1, "n_best": 1, "length_penalty": 0.0, "patience": 1.0}
     limit = getattr(door.model.decoder, "max_length", None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitcap.files import full_disk_told
+from vitcap.files import full_disk_told, part_of
 
 
 def require_new(path: str | Path) -> Path:
@@ -30,14 +30,16 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """
     path = require_new(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = part_of(path)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with full_disk_told(path):
             temporary.mkdir()
             yield temporary
             if path.exists():  # into it, as a shell may stand in it
-                for file in sorted(temporary.iterdir()):
+                for file in sorted(
+                    temporary.iterdir(), key=lambda file: file.name == "config.json"
+                ):  # read first: last
                     os.replace(file, path / file.name)
             else:
                 os.rename(temporary, path)

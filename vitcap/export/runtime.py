@@ -13,7 +13,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 Arrays = dict[str, np.ndarray]
-PAD, BOS, EOS = 0, 1, 2
-NEVER = np.float32(-np.inf)
+PAD, BOS, EOS, NEVER = 0, 1, 2, np.float32(-np.inf)
 MAX_PIXELS = 64_000_000
 FORMATS = ["JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF"]
 
@@ -47,22 +46,21 @@ class Model:
 
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None) -> None:
         folder = Path(folder)
+        options, cpu = onnxruntime.SessionOptions(), ["CPUExecutionProvider"]
+        options.intra_op_num_threads = threads or 0
         try:
             self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            assert self.config["format"] == "vitcap-onnx 1"
-        except (OSError, ValueError, KeyError, TypeError, AssertionError):
-            raise ValueError(f"{folder}: no folder that `vitcap export --to onnx` has written") from None
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0
-        self.sessions = {
-            name: onnxruntime.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
-            for name in self.config["graphs"]
-        }
-        self.search = self.config.get("search", {})
-        if self.search:
-            known = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-            ids = known["model"]["vocab"] | {one["content"]: one["id"] for one in known.get("added_tokens", ())}
-            self.pieces = sorted(ids, key=ids.__getitem__)
+            assert self.config["format"] == "vitcap-onnx 1", "another format"
+            graphs = {name: folder / f"{name}.onnx" for name in self.config["graphs"]}
+            self.sessions = {n: onnxruntime.InferenceSession(f, options, providers=cpu) for n, f in graphs.items()}
+            if self.config.setdefault("search", {}):
+                known = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+                ids = known["model"]["vocab"] | {one["content"]: one["id"] for one in known.get("added_tokens", ())}
+                self.pieces = {number: text for text, number in ids.items()}
+        except Exception as error:  # onnxruntime has a class of its own for each kind of damage
+            problem = f"no folder that `vitcap export --to onnx` has written, or damaged ({type(error).__name__}: "
+            raise ValueError(f"{folder}: {problem}{' '.join(str(error).split())[:300]}); export it again") from None
+        self.search = self.config["search"]
 
     def run(self, graph: str, **inputs: np.ndarray) -> Arrays:
         """Outputs of a graph by name."""
@@ -84,9 +82,10 @@ class Model:
         """The n_best captions of each picture, best first. search: beams (1: greedy), max_length, min_length,
         length_penalty, no_repeat_ngram, forbid, n_best, patience; what is left out is the model's own."""
         rules = self.search | search
-        for name, limit in (("max_length", self.config["max_length"] or math.inf), ("n_best", rules["beams"])):
-            if not 1 <= rules[name] <= limit:
-                raise ValueError(f"{name}={rules[name]}: from 1 to {limit}, with {rules['beams']} beams")
+        most = {"max_length": self.config["max_length"] or math.inf, "n_best": rules["beams"], "length_penalty": 10}
+        for name, high in most.items():
+            if not (low := int(name != "length_penalty")) <= rules[name] <= high:
+                raise ValueError(f"{name}={rules[name]}: from {low} to {high}, with {rules['beams']} beams")
         memory, state = self.start(self.images(pictures))
         found = beam(self.step, memory, state, **rules)
         return [[self._read(attention, *row) for row in rows] for rows in found]
@@ -190,7 +189,7 @@ def take(x: np.ndarray, index: np.ndarray) -> np.ndarray:
     return x[np.arange(len(x))[:, None], index]
 
 
-def words(texts: Sequence[str], kind: str, ids: Sequence[int]) -> list[str]:
+def words(texts: Mapping[int, str], kind: str, ids: Sequence[int]) -> list[str]:
     """The words that ids spell up to the first EOS; kind: "word", "space" or "bpe" (byte-level)."""
     ids = ids[: ids.index(EOS)] if EOS in ids else ids
     found = [texts[i] for i in ids if i not in (PAD, BOS)]
@@ -290,9 +289,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 lines = [", ".join(f"{name} {p:.4f}" for name, p in model.classify([photo])[0])]
             print("\n".join(f"{photo}\t{line}" for line in lines), flush=True)
-        except ValueError as error:
+        except Exception as error:  # onnxruntime has its own, of graphs that do not fit config.json
             status = 1
-            print(f"error: {error}", file=sys.stderr)
+            told = f"{photo}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            print(f"error: {error if type(error) is ValueError else told}", file=sys.stderr)
     return status
 
 

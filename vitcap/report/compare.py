@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitcap.metrics.bootstrap import mean_interval
-from vitcap.report.contents import MOST, points
+from vitcap.report.contents import MOST, PLAIN, points
 from vitcap.report.folder import RunFolder, read_run
 
 PAIRED = ("CIDEr-D", "top-1")
@@ -36,6 +36,7 @@ def score_table(folders: Sequence[str | Path], *, seed: int = 0) -> str:
             rows.append((told, *(points(name, of(full[name])) if name in full else "-" for name in titles)))
     wide = [max(map(len, column)) for column in zip(("", *titles), *rows, strict=True)]
     lines = [f"{first.facts.get('data')}, split {first.facts.get('split')}, {len(first.each)} records; times 100"]
+    lines[0] += f", but for {' and '.join(plain)}" if (plain := [name for name in titles if name in PLAIN]) else ""
     for row in (("", *titles), *rows):
         cells = [row[0].ljust(wide[0]), *(cell.rjust(width) for cell, width in zip(row[1:], wide[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())

@@ -12,7 +12,6 @@ from vitcap.data.images import ImageError
 from vitcap.drawing import alignment_page
 from vitcap.explain import explain
 from vitcap.explain.methods import available
-from vitcap.metrics.bleu import bleu
 from vitcap.record import AttentionRecord
 from vitcap.report.blocks import Example, Tile
 from vitcap.report.folder import RunFolder
@@ -35,22 +34,13 @@ def rank(run: RunFolder, count: int) -> tuple[list[str], list[str], str]:
     each = run.each
     if run.kind == "classify":
         right = [id_ for id_, one in each.items() if one["class"] == one["predicted"]]
-        wrong = [id_ for id_ in each if id_ not in set(right)]
+        wrong = [id_ for id_, one in each.items() if one["class"] != one["predicted"]]
         surest = {id_: -float(one["probability"]) for id_, one in each.items()}
         told = "Right ones and wrong ones that the model was surest of."
         return sorted(right, key=surest.get)[:count], sorted(wrong, key=surest.get)[:count], told  # type: ignore[arg-type]
     keys: dict[str, tuple[float, ...]]
     if run.kind == "translate":
-        words = [(one["output"] or "").split() for one in each.values()]
-        wanted = [(one["target"] or "").split() for one in each.values()]
-        figures = bleu([" ".join(w) for w in words], [[" ".join(w)] for w in wanted])[1]
-        exact = [w == t for w, t in zip(words, wanted, strict=True)]
-        keys = {
-            id_: (float(exact[n]), round(float(figures[3][n]), 6), float(figures[0][n]), 0.0)
-            for n, id_ in enumerate(each)
-        }
-        for n, id_ in enumerate(each):
-            each[id_] |= {"exact": exact[n], "BLEU-4": float(figures[3][n]), "BLEU-1": float(figures[0][n])}
+        keys = {id_: (float(one["exact"]), round(one["BLEU-4"], 6), one["BLEU-1"], 0.0) for id_, one in each.items()}
         told = "Ranked by sentences without a mistake, then by their BLEU-4, then by their BLEU-1."
     else:
         by = next((name for name in ("CIDEr-D", "BLEU-4") if any(_known(one.get(name)) for one in each.values())), None)
@@ -61,7 +51,8 @@ def rank(run: RunFolder, count: int) -> tuple[list[str], list[str], str]:
     best = sorted(keys, key=lambda id_: tuple(-key for key in keys[id_]))
     worst = sorted(keys, key=lambda id_: (*keys[id_][:-1], -keys[id_][-1]))
     half = min(count, (len(keys) + 1) // 2)
-    return best[:half], [id_ for id_ in worst if id_ not in best[:half]][:count], told
+    taken = set(best[:half])
+    return best[:half], [id_ for id_ in worst if id_ not in taken][:count], told
 
 
 def examples(run: RunFolder, ids: list[str], name: str, *, door: Any, data: Any) -> list[Example]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitcap.metrics.bleu import bleu
 from vitcap.report.environment import read_environment
 
 CLASSES = ("id", "class", "predicted", "probability")
@@ -17,9 +19,9 @@ SENTENCES = ("id", "source", "output", "target")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """scores: of scores.json. each: id -> its caption and scores, or its prediction, or its translation; in the order
-    of the split. curves: column of metrics.csv -> (step, value) pairs. config: text of config.yaml. environment: of
-    environment.json. unreadable: split -> id -> why. grounding: of grounding.json.
+    """scores: of scores.json. each: id -> its caption and scores, or its prediction, or its translation with exact,
+    BLEU-1 and BLEU-4; in the order of the split. curves: column of metrics.csv -> (step, value) pairs. config: text of
+    config.yaml. environment: of environment.json. unreadable: split -> id -> why. grounding: of grounding.json.
     """
 
     path: Path
@@ -49,7 +51,7 @@ def read_run(path: str | Path) -> RunFolder:
     if (path / "predictions.csv").exists():
         kind, each = "classify", _table(path / "predictions.csv", CLASSES)
     elif (path / "translations.tsv").exists():
-        kind, each = "translate", _table(path / "translations.tsv", SENTENCES)
+        kind, each = "translate", _scored(_table(path / "translations.tsv", SENTENCES))
     else:
         kind, each = "caption", _json(path / "per_image.json").get("images", {})
     config = path / "config.yaml"
@@ -84,12 +86,24 @@ def _table(file: Path, columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     if file.suffix == ".tsv":
         cells = [line.split("\t") for line in text.split("\n") if line]
     else:
-        cells = list(csv.reader(text.splitlines(keepends=True)))
+        cells = list(csv.reader(io.StringIO(text, newline="")))
     head = cells[0] if cells else []
     if not set(columns) <= set(head):
         raise ValueError(f"{file}: no columns {', '.join(columns)}; score the run again with scripts/evaluate.py")
     rows = [dict(zip(head, row, strict=True)) for row in cells[1:] if len(row) == len(head)]
     return {row[columns[0]]: row for row in rows}
+
+
+def _scored(each: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Translations with the scores of each."""
+    words = [one["output"].split() for one in each.values()]
+    wanted = [one["target"].split() for one in each.values()]
+    figures = bleu([" ".join(w) for w in words], [[" ".join(w)] for w in wanted])[1] if each else ()
+    scores = zip(words, wanted, *figures, strict=True) if each else ()
+    return {
+        id_: one | {"exact": w == t, "BLEU-1": float(scored[0]), "BLEU-4": float(scored[3])}
+        for (id_, one), (w, t, *scored) in zip(each.items(), scores, strict=True)
+    }
 
 
 def _curves(file: Path) -> dict[str, list[tuple[float, float]]]:

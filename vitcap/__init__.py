@@ -22,7 +22,7 @@ __all__ = ["__version__", "load"]
 def load(path: str | Path | None = None, *, device: str = "cpu") -> Captioner | Translator | Classifier:
     """Model of a file (`model.safetensors`, a `.ckpt`) or of a finished run's folder, ready for use.
 
-    path: or the name of a packaged model (vitcap.pretrained.names()), where no file has that name; None for the
+    path: or the name of a packaged model (vitcap.pretrained.names()), where no file or run has that name; None for the
     packaged captioner.
 
     A Captioner for pictures, a Translator for sentences or a Classifier for pictures, as the model was trained.
@@ -35,7 +35,7 @@ def load(path: str | Path | None = None, *, device: str = "cpu") -> Captioner | 
     from vitcap.classifier import Classifier
     from vitcap.translator import Translator
 
-    saved = checkpoint.read(pretrained.DEFAULT if path is None else path)
+    saved = checkpoint.read(pretrained.path() if path is None else path)
     doors: dict[str, type[Captioner] | type[Translator] | type[Classifier]]
     doors = {"caption": Captioner, "translate": Translator, "classify": Classifier}
     return doors[saved.kind].of(saved, device=device)

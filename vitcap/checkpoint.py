@@ -230,10 +230,10 @@ def write(path: str | Path, model: nn.Module, description: dict[str, Any], *, st
 
 
 def read(path: str | Path) -> Saved:
-    """Open a model file, the one in a run folder, or a packaged model by its name (a file or folder of that name comes
+    """Open a model file, the one in a run folder, or a packaged model by its name (a file or run of that name comes
     first). Raises CheckpointError in one line for anything else."""
     path = Path(path)
-    if not path.exists() and str(path) in pretrained.names():
+    if str(path) in pretrained.names() and not (path.is_file() or (path / MODEL_FILE).is_file()):
         path = pretrained.path(str(path))
     if path.is_dir():
         inside = path / MODEL_FILE

@@ -158,7 +158,9 @@ def job_folder(cfg: DictConfig) -> str:
         return str(cfg.out)
     fixed = {one.get_key_element() for one in given if not one.is_sweep_override()}
     varied = [one for one in job.overrides.task if one.partition("=")[0] not in fixed]
-    name = re.sub(r"[^\w.+-]+", "-", "_".join(varied))  # Hydra would want quotes for more
+    plain = re.sub(r"=/?|/(?=[^=]*=)", "-", "_".join(varied))
+    name = re.sub(r"[^\w.+-]+", "-", plain)  # Hydra would want quotes for more
+    name += f"_{job.job.num}" * (name != plain)  # values that differ only in what is left out stay apart
     return os.path.join(cfg.out, name if varied and len(name.encode()) <= 120 else str(job.job.num))
 
 

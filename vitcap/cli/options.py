@@ -156,7 +156,7 @@ def load(arguments: argparse.Namespace, *wanted: str) -> Any:
         raise UsageError(f"--device {name}: there is no such device; cpu or cuda is wanted") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch finds no CUDA device on this computer; use --device cpu")
-    model = vitcap.load(model_name(arguments), device=name)
+    model = vitcap.load(arguments.model, device=name)
     wanted = wanted or ("caption",)
     if not any(hasattr(model, kind) for kind in wanted):
         kind = next(kind for kind in ("caption", "translate", "classify") if hasattr(model, kind))

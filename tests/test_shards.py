@@ -18,6 +18,7 @@ from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from vitcap import run
-from vitcap.cli import main
+from vitcap.cli import caption_shards, main
 from vitcap.data import pictures, shards_write
 from vitcap.data.images import ImageError
 from vitcap.data.loader import BatchLoader
@@ -527,6 +528,19 @@ def test_no_sample_is_missing_without_a_word(packed, pictures, tmp_path):
     assert len(list(read_samples(str(shard), pictures=pictures))) == 4
 
 
+@pytest.mark.parametrize("pictures", [True, False])
+def test_a_packed_shard_is_what_its_checksum_says(pictures, tmp_path):
+    """A flipped bit may unpack, as another caption."""
+    made(tmp_path, [4])
+    content = (tmp_path / "000.tar").read_bytes()
+    packed = bytearray(gzip.compress(content, compresslevel=0))
+    packed[packed.index(b"number 2") + 7] ^= 1
+    shard = tmp_path / "packed.tar.gz"
+    shard.write_bytes(packed)
+    with pytest.raises(ShardError, match=r"packed.tar.gz: cannot be read \(CRC check failed"):
+        list(read_samples(str(shard), pictures=pictures))
+
+
 def test_fewer_samples_than_the_index_says(tmp_path):
     write_shards(table(tmp_path / "data", 6), tmp_path / "out", Plan("train", 3), data="table")
     index = json.loads((tmp_path / "out" / "train.json").read_text())
@@ -820,3 +834,14 @@ def test_what_is_counted_is_logged(tmp_path, caplog):
     with pytest.raises(ValueError, match="the id 1 is there twice"):
         ShardSource(train=str(tmp_path / "val"), val=str(tmp_path / "twice")).split("val")
     assert isinstance(data(tmp_path / "val").loader("train", train=True), BatchLoader)
+
+
+def test_a_share_that_no_process_can_have_is_told(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert caption_shards.share(SimpleNamespace(part=None)) == (1, 2)
+    for rank, world in (("5", "2"), ("2", "2"), ("0", "0")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        with pytest.raises(ValueError, match=f"RANK={rank} with WORLD_SIZE={world}"):
+            caption_shards.share(SimpleNamespace(part=None))

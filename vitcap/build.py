@@ -143,10 +143,14 @@ def data_of_run(folder: str | Path, *, root: str | None = None) -> Data:
     try:
         return instantiate(wanted | more)
     except InstantiationException as error:
-        cause: BaseException = error
-        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise ValueError(f"{file}: {cause}") from error
+        raise ValueError(f"{file}: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong in a part that Hydra was to build."""
+    while isinstance(error, InstantiationException) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _make(part: str, config: dict[str, Any]) -> Any:
@@ -154,9 +158,7 @@ def _make(part: str, config: dict[str, Any]) -> Any:
     try:
         return instantiate(config)
     except InstantiationException as error:
-        cause: BaseException = error
-        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = _cause(error)
         if isinstance(cause, OSError) or f"model.{part}" in str(cause):
             raise
         raise ValueError(f"model.{part}: {cause}") from error

@@ -67,7 +67,12 @@ def share(arguments: argparse.Namespace) -> tuple[int, int]:
         if os.environ.get(rank, "").isdigit() and os.environ.get(world, "").isdigit():
             if rank == "SLURM_PROCID" and "SLURM_STEP_ID" not in os.environ:
                 continue
-            return int(os.environ[rank]), int(os.environ[world])
+            number, count = int(os.environ[rank]), int(os.environ[world])
+            if number >= count:
+                raise UsageError(
+                    f"{rank}={number} with {world}={count}: from 0 to one less is wanted; or give --part K/N"
+                )
+            return number, count
     return 0, 1
 
 

@@ -9,8 +9,10 @@ KEY.cls   the class index
 
 from __future__ import annotations
 
+import gzip
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from PIL import Image
 
 from vitcap.data.images import IMAGE_SUFFIXES, Encoded, ImageError, load_image
 from vitcap.data.reading import clean_caption, parse_json
-from vitcap.data.shards_urls import ShardError, is_remote, library, opened, shard_name, stem
+from vitcap.data.shards_urls import Again, ShardError, is_remote, library, opened, shard_name, stem
 
 MOST_BYTES = 2**28
 """Larger files in a shard are not read; the sample is a bad record."""
@@ -79,7 +81,7 @@ def read_samples(where: str, *, pictures: bool = True) -> Iterator[ShardSample]:
                 yield sample
     except ShardError:
         raise
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise ShardError(f"{where}: no tar archive that can be read to its end ({reason}); fetch it again") from None
     except ValueError as error:
@@ -91,12 +93,16 @@ def _files(where: str, pictures: bool) -> Iterator[dict[str, Any]]:
     and None of files that are too large."""
     with ExitStack() as stack:
         stream = stack.enter_context(opened(where))
-        plain = not pictures and not is_remote(where) and stream.read(2) != b"\x1f\x8b"
-        if not pictures and not is_remote(where):
+        head = stream.read(2)
+        source: Any = Again(head, stream)
+        mode: Any = "r|*"
+        if head == b"\x1f\x8b":
+            source, mode = gzip.GzipFile(fileobj=source), "r|"  # tarfile's own does not look at the checksum
+        elif not pictures and not is_remote(where):
             stream.seek(0)
+            source, mode = stream, "r:"
         try:
-            mode: Any = "r:" if plain else "r|*"
-            tar = stack.enter_context(tarfile.open(fileobj=stream, mode=mode, tarinfo=_Member))
+            tar = stack.enter_context(tarfile.open(fileobj=source, mode=mode, tarinfo=_Member))
         except tarfile.ReadError:
             if is_remote(where):  # of a command that failed, its exit status says more
                 while stream.read(2**16):
@@ -115,6 +121,9 @@ def _files(where: str, pictures: bool) -> Iterator[dict[str, Any]]:
             if data is None and member.size <= MOST_BYTES:
                 data = tar.extractfile(member).read()  # type: ignore[union-attr]
             yield {"fname": member.name, "data": data, "__url__": where}
+        if head == b"\x1f\x8b":
+            while source.read(2**16):  # the checksum is the last thing in it
+                pass
 
 
 def _parse(files: Mapping[str, Any], where: str) -> ShardSample | None:

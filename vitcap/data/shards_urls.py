@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,23 +166,23 @@ def local(where: str, sha256: str | None = None) -> Path:
     if not copy.exists():
         with whole(copy) as part, part.open("wb") as out, opened(where) as stream:
             head = stream.read(2)
-            source: Any = _Again(head, stream)
+            source: Any = Again(head, stream)
             try:
                 shutil.copyfileobj(gzip.GzipFile(fileobj=source) if head == b"\x1f\x8b" else source, out)
-            except (EOFError, gzip.BadGzipFile) as error:
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ShardError(f"{where}: a cut or damaged gzip archive ({error}); fetch it again") from None
     return copy
 
 
-class _Again:
+class Again:
     """A stream of which the first bytes were read already."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
         self.head, self.stream = head, stream
 
     def read(self, size: int = -1) -> bytes:
-        if self.head and size >= 0:
+        if 0 <= size < len(self.head):
             found, self.head = self.head[:size], self.head[size:]
-            return found
-        found, self.head = self.head + self.stream.read(size), b""
+        else:
+            found, self.head = self.head + self.stream.read(size if size < 0 else size - len(self.head)), b""
         return found

@@ -102,7 +102,27 @@ def test_models_that_do_not_fit_together_are_refused(captioner, further, config,
     assert "share=2: a number from 0 to 1" in fails(
         config(*given, f"average={captioner}", "share=2", name="evaluate"), capsys
     )
-    assert "weights='int4': one of fp32, fp16, int8" in fails(config(*given, "save=int4", name="evaluate"), capsys)
+    assert "save=int4: one of fp32, fp16, int8 is wanted" in fails(config(*given, "save=int4", name="evaluate"), capsys)
+    told = fails(config(*given, f"average={further}", name="evaluate"), capsys)
+    assert f"average={further}: the model that is scored itself" in told
+    told = fails(config("results=a.json", "annotations=b.json", "share=0.5", name="evaluate"), capsys)
+    assert "share=0.5 goes with checkpoint=RUN, not with results=" in told
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_scored(
+    captioner,  # noqa: F811
+    config,
+    tmp_path,
+    capsys,
+    monkeypatch,
+):
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path / "out"))
+    monkeypatch.setattr("vitcap.scoring.score_split", None)
+    told = fails(
+        config(f"checkpoint={captioner}", "data=shapes", *SCENES, f"out={tmp_path / 'out'}", name="evaluate"), capsys
+    )
+    assert told.startswith(f"vitcap: error: out={tmp_path / 'out'}: nothing can be written there")
 
 
 def test_a_trained_model_is_not_written_over(captioner, config, capsys):  # noqa: F811

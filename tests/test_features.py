@@ -329,6 +329,11 @@ def test_views_need_what_makes_them(tmp_path: Path, records: list[CaptionRecord]
             data(records, tmp_path, **options)
     with pytest.raises(ValueError, match=r"data\.cache_views=2 needs data\.cache=FOLDER"):
         CaptionData(lambda: Files(records), cache_views=2, augment=Augment)
+    for augment in (Augment(), "flip"):
+        made = CaptionData(lambda: Files(records), augment=augment, min_count=1)  # type: ignore[arg-type]
+        made.fit_to(Preprocess(size=(8, 8)).to_dict())
+        with pytest.raises(ValueError, match=r"data\.augment=.*: it makes no transform \(.*\); give \{_target_"):
+            made.dataset("train", train=True)
 
 
 def test_unreadable_pictures_leave_the_data(tmp_path: Path, records: list[CaptionRecord]) -> None:

@@ -72,6 +72,17 @@ def test_errors_name_what_was_asked_for_and_not_the_temporary_file(tmp_path: Pat
     assert lacking.value.filename == str(tmp_path / "other")
 
 
+def test_a_disk_that_is_read_only_is_told_with_the_final_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # which there fails even for files that do not exist
+    with pytest.raises(OSError, match=r"a\.json") as caught, whole(tmp_path / "a.json") as part:
+        refuse(part)
+    assert caught.value.filename == str(tmp_path / "a.json")
+    assert caught.value.errno == errno.EROFS
+
+
 def test_names_as_long_as_a_file_system_takes_them(tmp_path):
     file = tmp_path / ("x" * 251 + ".txt")
     for text in ("one", "two"):

@@ -245,6 +245,22 @@ def test_a_report_that_fails_costs_nothing(config, tmp_path, monkeypatch, caplog
     assert f"scores and outputs: {out}/" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("report=no", "report=no: true or false is wanted"),
+        ("overwrite=off", "overwrite=off: true or false is wanted"),
+        ("samples=-1", "samples=-1: a whole number of at least 0 is wanted"),
+        ("early_stopping=soon", "early_stopping=soon: a whole number of at least 1 is wanted"),
+    ],
+)
+def test_a_mistaken_option_costs_no_run(option, message, copied):
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        run.train(config(f"out={copied}", option))
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+
+
 def test_a_new_run_takes_the_old_report_away(copied):
     note = copied / "report" / "my notes.txt"
     note.write_text("mine")
@@ -265,6 +281,30 @@ def test_without_data_there_are_numbers_and_a_word_why(copied, capsys):
     assert not page.images()
 
 
+def rescored(out: Path, **more) -> None:
+    file = out / "scores.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+
+
+def test_what_is_damaged_beside_the_scores_is_left_out(copied):
+    """Rows before the damage of metrics.csv stay; a score that is none does not rank."""
+    (copied / "metrics.csv").write_text(f"step,val/loss\n0,3.5\n1,2.5\n2,{'9' * 200_000}\n")
+    assert read_run(copied).curves == {"val/loss": [(1, 3.5), (2, 2.5)]}
+    file = copied / "per_image.json"
+    content = json.loads(file.read_text())
+    ids = list(content["images"])
+    for number, one in enumerate(content["images"].values()):
+        one |= {"score": ["sure", None, float("nan")][number % 3], "CIDEr-D": 1.0 * number}
+    content["images"][ids[-1]]["CIDEr-D"] = None
+    file.write_text(json.dumps(content))
+    assert rank(read_run(copied), 1)[:2] == ([ids[-2]], [ids[0]])
+    (copied / "grounding.json").write_text(json.dumps({"verdict": {"text": "looked at", "ok": True}}))
+    (copied / "grounding.png").write_bytes(b"no picture")
+    (copied / "metrics.csv").write_text("step,val/loss\n0,1e308\n1,-1e308\n")  # a span beyond all numbers
+    page = " ".join(Page(write_report(copied).read_text(encoding="utf-8")).texts)
+    assert "grounding.png cannot be read" in page
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -277,6 +317,11 @@ def test_without_data_there_are_numbers_and_a_word_why(copied, capsys):
             "predictions.csv: no columns id, class, predic",
         ),
         (lambda out: (out / "translations.tsv").write_text(""), "translations.tsv: no columns id, source, output, tar"),
+        (lambda out: (out / "per_image.json").write_text('{"images": [1]}'), "per_image.json: images is no object"),
+        (lambda out: (out / "per_image.json").write_text('{"images": {"7": {}}}'), "per_image.json: 7 has no caption"),
+        (lambda out: (out / "per_image.json").write_text("[" * 99_999), "per_image.json: damaged (maximum recursion"),
+        (lambda out: rescored(out, alignment={}), "scores.json or a file beside it is not as evaluation writes it"),
+        (lambda out: rescored(out, scores={"BLEU-4": "x"}), "run: scores.json or a file beside it is not as"),
     ],
 )
 def test_damaged_runs_are_one_line(damage, message, copied, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import gzip
 import http.server
@@ -180,6 +181,26 @@ def test_a_run_that_was_broken_off_goes_on_and_leaves_nothing_half(tmp_path, mon
     (tmp_path / "out" / "train.json").unlink()
     with pytest.raises(ValueError, match=r"train-000000.tar: a shard that no index tells of"):
         write_shards(records, tmp_path / "out", plan, data="table")
+
+
+def test_what_a_killed_run_left_goes_and_a_running_one_is_left_alone(tmp_path):
+    records, plan, out = table(tmp_path / "data", 4), Plan("train", 2), tmp_path / "out"
+    write_shards(records, tmp_path / "whole", plan, data="table")
+    out.mkdir()
+    left = [".train-000001.tar.7.part", ".train.jsonl.7.part", ".train.json.7.part", ".train.lock"]
+    others = [".train-b-000001.tar.7.part", ".val.jsonl.7.part"]  # of splits that may be written just now
+    for name in left + others:
+        (out / name).write_bytes(b"half")
+    with (out / ".train.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"out: another process is writing the shards of train; wait"):
+            write_shards(records, out, plan, data="table")
+        write_shards(records, out, Plan("test", 2), data="table")
+    assert all((out / name).exists() for name in left + others)
+    write_shards(records, out, plan, data="table")
+    assert sorted(p.name for p in out.iterdir() if p.name.startswith(".")) == sorted(others)
+    for file in (tmp_path / "whole").iterdir():
+        assert (out / file.name).read_bytes() == file.read_bytes()
 
 
 def test_bad_pictures_are_an_error_or_named(tmp_path, monkeypatch):
@@ -751,7 +772,9 @@ def test_captions_of_shards(trained, tmp_path, capsys, monkeypatch):
     before = (tmp_path / "out" / names[0]).stat().st_mtime_ns
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "out" / f".{names[1]}.7.part").write_bytes(b"half")  # of a run that was killed
     assert main(first) == 0
+    assert not list((tmp_path / "out").glob(".*.part"))
     monkeypatch.delenv("RANK")
     assert sorted(p.name for p in (tmp_path / "out").glob("*.jsonl")) == names
     assert main(first) == 0

@@ -7,6 +7,7 @@ zero-shot models", section 2).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def average(door: Door, named: str, other: str, share: float) -> dict[str, Any]:
     one vocabulary, and one preprocessing.
     """
     require_number("share", share, 0, 1)
+    if Path(other).resolve() == Path(named).resolve():
+        raise ValueError(f"average={other}: the model that is scored itself; name the one that it started from")
     saved = checkpoint.read(other)
     theirs, own = saved.description, door.description
     for part in ("kind", "tokenizer", "source_tokenizer", "classes", "preprocess"):

@@ -38,6 +38,7 @@ FITS = {
     "zip": ("checkpoint", "results"),
     "decode": ("checkpoint",),
     "average": ("checkpoint",),
+    "share": ("checkpoint",),
     "save": ("checkpoint",),
     "novel": ("checkpoint",),
     "ground": ("checkpoint",),

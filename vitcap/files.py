@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FULL = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the quota of the disk is used up"}
@@ -45,7 +45,8 @@ def whole(path: str | Path) -> Iterator[Path]:
             raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that is read only, which would hide the first error, or its name
+            temporary.unlink(missing_ok=True)
 
 
 def part_of(path: Path) -> Path:

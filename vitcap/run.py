@@ -62,6 +62,11 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     require_number("seed", cfg.seed, 0, 2**32 - 1, whole=True)
     for name in ("overlays", "samples", "report_examples"):
         require_number(name, cfg[name], 0, whole=True)
+    if cfg.early_stopping is not None:
+        require_number("early_stopping", cfg.early_stopping, 1, whole=True)
+    for name in ("overwrite", "report"):  # Hydra reads no and off as words, which would count as true
+        if not isinstance(cfg[name], bool):
+            raise ValueError(f"{name}={cfg[name]}: true or false is wanted")
     require_wandb(cfg.wandb)
     out = Path(cfg.out)
     resume = processes.first(lambda: open_run(out, resume=cfg.resume, overwrite=cfg.overwrite))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from vitcap.evaluation.grounding import evaluate_grounding
 from vitcap.evaluation.sentences import evaluate_sentences
 from vitcap.launch import join
 from vitcap.models.published import PublishedClassifier
+from vitcap.models.storage import STORAGES
 from vitcap.progress import bar
 from vitcap.run_folder import write_unreadable
 from vitcap.targets import check_targets
@@ -118,6 +120,8 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
         elif cfg.share is not None:
             raise ValueError(f"share={cfg.share} goes with average=, which is not given")
         if cfg.save is not None:
+            if cfg.save not in STORAGES:
+                raise ValueError(f"save={cfg.save}: one of {', '.join(STORAGES)} is wanted")
             if (target := Path(cfg.out) / checkpoint.MODEL_FILE).exists():
                 raise ValueError(f"save={cfg.save}: {target} is there already; choose another out=")
             store(door, cfg.save)
@@ -139,8 +143,10 @@ def evaluate_model(cfg: DictConfig) -> dict[str, Any]:
     if isinstance(door, Captioner):
         captions = java_options(cfg) | {"archive": cfg.zip, "algorithm": cfg.algorithm, "novel": cfg.novel}
     out = Path(cfg.out)
-    if processes.is_first():
-        out.mkdir(parents=True, exist_ok=True)  # now, and not after the captions, if it cannot be written
+    if processes.is_first():  # now, and not after the captions, if it cannot be written
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(f"out={out}: nothing can be written there; choose another folder")
     if cfg.ground or cfg.faithful:
         return explain_split(door, data, cfg.split, cfg, search=search, out=out, facts=facts)
     report = score_split(door, data, cfg.split, search=search, out=out, seed=cfg.seed, facts=facts, **captions)

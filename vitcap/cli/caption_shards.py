@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import re
@@ -187,6 +188,8 @@ def _rows(captioner: Any, search: Any, shard: str, arguments: argparse.Namespace
 @contextmanager
 def _writer(path: Path, suffix: str) -> Iterator[Any]:
     """A function that takes the rows of one shard; the file is there when all are."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a run that was killed: a shard is of one
+        part.unlink(missing_ok=True)
     with whole(path) as part:
         if suffix == "jsonl":
             with part.open("w", encoding="utf-8", newline="\n") as lines:

@@ -188,11 +188,20 @@ class CaptionData(RecordData):
         if train and self.cache_flip:
             yield {**plain, "mirror": True}, lambda image, key: preprocess(ImageOps.mirror(image))
         if train and self.cache_views:
-            assert self.augment is not None
-            augment = self.augment(size=preprocess.size, interpolation=preprocess.interpolation)
+            augment = self._random()
             for view in range(self.cache_views):
                 # Drawn from the picture itself, so that a run that was broken off goes on with the same views.
                 yield {"augment": f"{augment!r}", "view": view}, partial(_drawn, augment, view)
+
+    def _random(self) -> Callable[[Image.Image, torch.Generator], Tensor]:
+        """The random transform, to what the encoder's weights want. Raises ValueError for what makes none."""
+        assert self.preprocess is not None
+        assert self.augment is not None
+        try:
+            return self.augment(size=self.preprocess.size, interpolation=self.preprocess.interpolation)
+        except TypeError as error:
+            wanted = "{_target_: vitcap.data.transforms.Augment, _partial_: true, scale: [0.5, 1.0]}"
+            raise ValueError(f"data.augment={self.augment}: it makes no transform ({error}); give {wanted}") from None
 
     def batches(self, split: str, size: int, *, train: bool, share: Share, even: bool) -> EpochBatches:
         """As of any data; training reads shards from front to back."""
@@ -207,7 +216,7 @@ class CaptionData(RecordData):
         assert self.preprocess is not None, "fit_to comes first"
         transform: Callable[[Image.Image, torch.Generator], Tensor] = _Fixed(self.preprocess)
         if train and self.augment is not None and self.cache is None:
-            transform = self.augment(size=self.preprocess.size, interpolation=self.preprocess.interpolation)
+            transform = self._random()
         options: dict[str, Any] = {"transform": transform, "features": self._features.get(split), "seed": self.seed}
         options |= {"captions_per_image": self.captions_per_image, "max_length": self.max_length}
         records = self.records(split)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +92,8 @@ def write_shards(
     with (done, total) pictures. A run that was broken off goes on with the shards that are not there yet.
 
     Every picture is decoded once: with on_bad="error" one that cannot be raises ImageError, else it is left out and
-    named in the index. Raises ValueError where the folder holds other shards of this name.
+    named in the index. Raises ValueError where the folder holds other shards of this name, or another process is
+    writing them.
     """
     library()  # now, if it is missing
     out = Path(out)
@@ -99,38 +103,69 @@ def write_shards(
     state = _fingerprint(chunks, options | {"classes": named})
     file = out / f"{plan.name}.json"
     names = [f"{plan.name}-{number:06d}.tar" for number in range(len(chunks))]
-    if _begun(file, names, state):
-        return shards_index.read(str(file))
-    with whole(file) as part:
-        part.write_text(json.dumps({"format": shards_index.FORMAT, "complete": False, "state": state, "shards": []}))
-    for part in out.glob(f".{plan.name}-*.part"):  # of a run that was killed
-        part.unlink(missing_ok=True)
-    done = 0
+    with _alone(out, plan.name):
+        if _begun(file, names, state):
+            return shards_index.read(str(file))
+        with whole(file) as part:
+            part.write_text(
+                json.dumps({"format": shards_index.FORMAT, "complete": False, "state": state, "shards": []})
+            )
+        killed = re.compile(rf"\.{re.escape(plan.name)}(-\d+\.tar|\.jsonl?)\.\d+\.part")
+        for part in out.iterdir():
+            if killed.fullmatch(part.name):  # left by a run that was
+                part.unlink(missing_ok=True)
+        done = 0
 
-    def work(name: str, chunk: list[Entry]) -> tuple[Shard, list[ShardSample], dict[str, str]]:
-        if not (out / name).exists():
-            with whole(out / name) as part:
-                bad = _write(part, chunk, plan, classes)
-        else:
-            there = {sample.key for sample in read_samples(str(out / name), pictures=False)}
-            bad = {key: _trouble(record) for key, record in chunk if key not in there}
-        return (*_listed(out / name), {str(dict(chunk)[key].image_id): reason for key, reason in bad.items()})
+        def work(name: str, chunk: list[Entry]) -> tuple[Shard, list[ShardSample], dict[str, str]]:
+            if not (out / name).exists():
+                with whole(out / name) as part:
+                    bad = _write(part, chunk, plan, classes)
+            else:
+                there = {sample.key for sample in read_samples(str(out / name), pictures=False)}
+                bad = {key: _trouble(record) for key, record in chunk if key not in there}
+            return (*_listed(out / name), {str(dict(chunk)[key].image_id): reason for key, reason in bad.items()})
 
-    shards, left_out, texts = [], dict[str, str](), out / f"{plan.name}.jsonl"
-    with whole(texts) as part, part.open("w", encoding="utf-8", newline="\n") as lines, _Pool(workers) as pool:
-        for number, (shard, samples, bad) in enumerate(pool.map(work, names, chunks)):
-            lines.writelines(line_of(number, sample) for sample in samples)
-            shards.append(shard)
-            left_out |= bad
-            done += len(chunks[number])
-            if progress is not None:
-                progress(done, len(records))
-    if len(left_out) == len(records):
-        raise ValueError(f"none of {len(records)} pictures can be read, the first: {next(iter(left_out.values()), '')}")
-    about = {"data": data, "options": options, "left_out": left_out, "state": state}
-    index = Index(tuple(shards), texts, named, about)
-    shards_index.write(file, index, split=plan.name)
-    return index
+        shards, left_out, texts = [], dict[str, str](), out / f"{plan.name}.jsonl"
+        with whole(texts) as part, part.open("w", encoding="utf-8", newline="\n") as lines, _Pool(workers) as pool:
+            for number, (shard, samples, bad) in enumerate(pool.map(work, names, chunks)):
+                lines.writelines(line_of(number, sample) for sample in samples)
+                shards.append(shard)
+                left_out |= bad
+                done += len(chunks[number])
+                if progress is not None:
+                    progress(done, len(records))
+        if len(left_out) == len(records):
+            raise ValueError(
+                f"none of {len(records)} pictures can be read, the first: {next(iter(left_out.values()), '')}"
+            )
+        about = {"data": data, "options": options, "left_out": left_out, "state": state}
+        index = Index(tuple(shards), texts, named, about)
+        shards_index.write(file, index, split=plan.name)
+        return index
+
+
+@contextmanager
+def _alone(out: Path, name: str) -> Iterator[None]:
+    """ValueError where another process writes the shards of this name, as far as files can be locked."""
+    path = out / f".{name}.lock"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError:  # what is to be written there says it
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told = f"{out}: another process is writing the shards of {name}; wait for it, or choose another folder"
+            raise ValueError(told) from None
+        except OSError:
+            pass
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 class _Pool(ThreadPoolExecutor):

@@ -73,5 +73,5 @@ def _chart(
     options: dict = {"xlabel": "optimiser step", "alt": f"{title}: {told}", "zero": zero, "faint": faint}
     try:
         yield Chart(title, line_chart(lines, **options), line_chart(lines, page=False, **options), f"{title}: {told}")
-    except ValueError:  # not one finite number
+    except (ValueError, OverflowError):  # not one finite number, or a span that is none
         return

@@ -224,8 +224,12 @@ def _figure(figure: Any, times: float) -> str:
 def _picture(run: RunFolder, name: str, alt: str) -> Iterator[Block]:
     file = run.path / f"{name}.png"
     if file.exists():
-        with Image.open(file) as opened:
-            image = opened.convert("RGB")
+        try:
+            with Image.open(file) as opened:
+                image = opened.convert("RGB")
+        except (OSError, ValueError, SyntaxError) as error:
+            yield Paragraph(f"{file.name} cannot be read ({' '.join(str(error).split())})", loud=True)
+            return
         image.thumbnail((1000, 1000))
         yield Picture(name, image, alt)
 

@@ -46,7 +46,11 @@ def rank(run: RunFolder, count: int) -> tuple[list[str], list[str], str]:
         by = next((name for name in ("CIDEr-D", "BLEU-4") if any(_known(one.get(name)) for one in each.values())), None)
         if by is None:
             return [], [], ""
-        keys = {id_: (one[by], one.get("score") or 0.0) for id_, one in each.items() if _known(one.get(by))}
+        keys = {
+            id_: (one[by], one["score"] if _known(one.get("score")) else 0.0)
+            for id_, one in each.items()
+            if _known(one.get(by))
+        }
         told = f"Ranked by the {by} of each picture; of equal ones, those that the model was surest of come first."
     best = sorted(keys, key=lambda id_: tuple(-key for key in keys[id_]))
     worst = sorted(keys, key=lambda id_: (*keys[id_][:-1], -keys[id_][-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def read_run(path: str | Path) -> RunFolder:
     elif (path / "translations.tsv").exists():
         kind, each = "translate", _scored(_table(path / "translations.tsv", SENTENCES))
     else:
-        kind, each = "caption", _json(path / "per_image.json").get("images", {})
+        kind, each = "caption", _captions(path / "per_image.json")
     config = path / "config.yaml"
     return RunFolder(
         path=path,
@@ -73,11 +74,22 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: damaged ({error}); score the run again with scripts/evaluate.py") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file}: {type(found).__name__}, where an object is wanted")
     return found
+
+
+def _captions(file: Path) -> dict[str, dict[str, Any]]:
+    """Of what evaluation wrote of each picture."""
+    each = _json(file).get("images", {})
+    if not isinstance(each, dict):
+        raise ValueError(f"{file}: images is no object; score the run again with scripts/evaluate.py")
+    for id_, one in each.items():
+        if not isinstance(one, dict) or not isinstance(one.get("caption"), str):
+            raise ValueError(f"{file}: {id_} has no caption; score the run again with scripts/evaluate.py")
+    return each
 
 
 def _table(file: Path, columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -110,7 +122,7 @@ def _curves(file: Path) -> dict[str, list[tuple[float, float]]]:
     """A row that is no row, as a killed run may leave one at the end, is left out."""
     curves: dict[str, list[tuple[float, float]]] = {}
     if file.exists():
-        with open(file, encoding="utf-8", errors="replace", newline="") as opened:
+        with open(file, encoding="utf-8", errors="replace", newline="") as opened, suppress(csv.Error):
             for row in csv.DictReader(opened):
                 for name, value in row.items():
                     if name in ("step", "epoch", None) or not value:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,12 @@ def write_report(folder: str | Path, *, door: Any = None, data: Any = None, coun
     """
     require_number("report_examples", count, 0, whole=True)
     run = read_run(folder)
-    best, worst, ranked = rank(run, count) if run.each and count else ([], [], "")
-    document = contents(
-        run,
-        best=examples(run, best, "best", door=door, data=data),
-        worst=examples(run, worst, "worst", door=door, data=data),
-        ranked=ranked,
-        parameters="" if door is None else _parameters(door.model),
-        trouble=trouble,
-    )
+    with _as_written(run.path):
+        best, worst, ranked = rank(run, count) if run.each and count else ([], [], "")
+    shown = [examples(run, best, "best", door=door, data=data), examples(run, worst, "worst", door=door, data=data)]
+    parameters = "" if door is None else _parameters(door.model)
+    with _as_written(run.path):
+        document = contents(run, best=shown[0], worst=shown[1], ranked=ranked, parameters=parameters, trouble=trouble)
     pictures = run.path / "report"
     for old in [*pictures.glob("*.jpg"), *pictures.glob("*.png"), *pictures.glob("*.svg")]:
         old.unlink()
@@ -54,6 +53,18 @@ def report_after(folder: Path, **options: Any) -> Path | None:
             "no report (%s: %s); all results are in %s, `vitcap report` tries again", type(error).__name__, told, folder
         )
         return None
+
+
+@contextmanager
+def _as_written(folder: Path) -> Iterator[None]:
+    """What goes wrong inside, over files that hold something else than evaluation writes, as one ValueError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"{folder}: scores.json or a file beside it is not as evaluation writes it ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); score the run again with scripts/evaluate.py"
+        ) from error
 
 
 def _parameters(model: Any) -> str:

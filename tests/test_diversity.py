@@ -63,7 +63,9 @@ def test_finished_captions_have_no_bad_ending() -> None:
         ([f"w{i % 4}" for i in range(100)], "only 4 different captions for 100 images"),
         ([f"a man {i}" for i in range(15)] + ["a man"] * 15, None),
         ([f"w{i % 5}" for i in range(100)], None),
-        (["a man"] * 19, None),
+        (["a man"] * 19, "only 1 different captions for 19 images, 'a man' for 19"),
+        (["a man"] * 2, None),
+        (["a man"] * 18 + ["a dog"], None),
     ],
 )
 def test_collapse(captions, words) -> None:

@@ -167,7 +167,7 @@ def test_caption_and_overlay_write_what_the_readme_states(tiny_default, capsys):
     for command in mine:
         assert cli.main(shlex.split(command)[1:]) == 0, command
     assert capsys.readouterr().out.startswith("photo.jpg\t")
-    lines = [json.loads(line) for line in Path("captions.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in Path("best3.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["image"] for line in lines] == ["photo.jpg", "holiday/beach.jpg"]
     stated = {"image", "caption", "score", "finished", "tokens", "n_best"}
     assert stated <= set(lines[0])

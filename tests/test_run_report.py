@@ -403,3 +403,14 @@ def test_drawings_keep_their_colours():
     kind, content = encode(picture, exact=True)
     assert kind == "png"
     assert Image.open(io.BytesIO(content)).convert("RGB").getpixel((3, 3)) == (10, 20, 30)
+
+
+def test_a_run_that_ended_early_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", "vitcap.run")
+    out = tmp_path / "early"
+    options = ("validation_decode.max_length=1", "early_stopping=1", "trainer.max_epochs=30", "report=true")
+    report = run.train(config(f"out={out}", "task.lr=1e-9", *options))
+    assert report["facts"]["stopped_early"]
+    assert report["facts"]["epochs"] < 30
+    assert "the last 1 without a better CIDEr-D; early_stopping=null goes on" in caplog.text
+    assert "ended early as the score did not rise" in (out / "report.md").read_text(encoding="utf-8")

@@ -118,8 +118,9 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     # Before the averaged weights are taken away again; a sharded model is whole in no process by itself.
     samples = 0 if sharded else cfg.samples
     callbacks.insert(0, log_samples(parts, search=instantiate(cfg.validation_decode), count=samples, seed=cfg.seed))
+    stopping = EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping or 1, strict=False)
     if cfg.early_stopping is not None:
-        callbacks.append(EarlyStopping(monitor, mode=mode, patience=cfg.early_stopping, strict=False))
+        callbacks.append(stopping)
     try:
         trainer = L.Trainer(
             **trainer_options(cfg, plain(cfg.trainer)),
@@ -164,10 +165,14 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     if best.best_model_path:
         by = f"{monitor} ({mode})"
         by += "" if parts.kind == "classify" else f", {type(task.search).__name__.lower()} search"
+    if stopping.stopped_epoch:
+        waited = f"the last {cfg.early_stopping} without a better {monitor.removeprefix('val/')}"
+        log.info("ended after %d epochs, %s; early_stopping=null goes on", trainer.current_epoch, waited)
     facts = {
         "checkpoint": chosen,
         "chosen_by": by,
         "epochs": trainer.current_epoch,
+        "stopped_early": bool(stopping.stopped_epoch),
         "steps": trainer.global_step,
         "skipped_steps": guard.skipped,
         "training_minutes": round(trained / 60, 2),

@@ -49,8 +49,9 @@ def settings(run: RunFolder, parameters: str = "") -> Rows:
         rows.append(("training", f"{str(task.get('_target_', '')).rpartition('.')[2]}: {_some(rates)}"))
         rows.append(("averaged weights", "none" if config.get("ema") is None else f"decay {config['ema']}"))
     if facts.get("steps") is not None:
+        early = ", ended early as the score did not rise" if facts.get("stopped_early") else ""
         took = f", {facts['training_minutes']} minutes" if "training_minutes" in facts else ""
-        rows.append(("trained for", f"{facts['steps']:,} steps, {facts.get('epochs', '?')} epochs{took}"))
+        rows.append(("trained for", f"{facts['steps']:,} steps, {facts.get('epochs', '?')} epochs{early}{took}"))
     if config:
         rows.append(("started from", str(config.get("init") or "no other model of vitcap")))
         rows.append(("precision", str(trainer.get("precision"))))

@@ -81,7 +81,7 @@ def warnings(facts: Mapping[str, Any], *, images: int) -> list[str]:
     """Signs of trouble in what `statistics` found, one sentence each."""
     found = []
     most, unique = facts["most_frequent_caption"], facts["unique_captions"]
-    if images >= 20 and (unique < COLLAPSE or most["share"] > 0.5) or images > 2 and most["share"] == 1:
+    if (images >= 20 and (unique < COLLAPSE or most["share"] > 0.5)) or (images > 2 and most["share"] == 1):
         found.append(
             f"only {round(unique * images)} different captions for {images} images, {most['caption']!r} for "
             f"{round(most['share'] * images)} of them: the model hardly looks at the pictures"

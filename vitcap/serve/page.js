@@ -116,7 +116,7 @@ function captions(photo, index) {
     button.onclick = () => chosen || read(photo, index, place);
     return el("li", {}, button);
   });
-  const title = rows.length > 1 ? "Captions, the search's best first, and the probability of each" : "Probability of the caption";
+  const title = rows.length > 1 ? "Captions, the search's best first, and the probability of each as a whole" : "Probability of the caption";
   return el("section", { className: "best" }, el("h3", {}, title), el("ol", {}, ...rows));
 }
 

@@ -75,8 +75,9 @@ def test_the_sweep_of_the_documentation(tmp_path, monkeypatch, capsys):
         (RunMode.MULTIRUN, ["-m", "task.lr=choice(0.1,0.2)"], ["task.lr=0.2"], "X/task.lr-0.2"),
         (RunMode.MULTIRUN, ["-m", "out=X${seed}", "seed=0,1"], ["out=X${seed}", "seed=1"], "X"),
         (RunMode.MULTIRUN, ["-m", "seed=1"], ["seed=1"], "X/7"),
-        (RunMode.MULTIRUN, ["-m", "data.root=/a b,/c"], ["data.root=/a b"], "X/data.root-a-b_7"),
-        (RunMode.MULTIRUN, ["-m", "data.root=/a-b,/c"], ["data.root=/a-b"], "X/data.root-a-b"),
+        (RunMode.MULTIRUN, ["-m", "data.root=/a b,/c"], ["data.root=/a b"], "X/data.root--a-b_7"),
+        (RunMode.MULTIRUN, ["-m", "data.root=/a-b,a-b"], ["data.root=/a-b"], "X/data.root--a-b_7"),
+        (RunMode.MULTIRUN, ["-m", "data.root=/a-b,a-b"], ["data.root=a-b"], "X/data.root-a-b"),
         (RunMode.MULTIRUN, ["-m", "init=" + "x" * 200 + ",null"], ["init=" + "x" * 200], "X/7"),
     ],
 )

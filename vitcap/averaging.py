@@ -48,5 +48,8 @@ def average(door: Door, named: str, other: str, share: float) -> dict[str, Any]:
 
 
 def store(door: Door, storage: str) -> None:
-    """Round a model's weights to what a file of this storage holds, so that its scores are those of the file."""
+    """Round a model's weights to what a file of this storage holds, so that its scores are those of the file.
+
+    storage: see vitcap.models.storage.pack, whose ValueError this is.
+    """
     door.model.load_state_dict(unpack(pack(door.model.state_dict(), storage)))

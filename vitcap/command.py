@@ -159,7 +159,8 @@ def job_folder(cfg: DictConfig) -> str:
         return str(cfg.out)
     fixed = {one.get_key_element() for one in given if not one.is_sweep_override()}
     varied = [one for one in job.overrides.task if one.partition("=")[0] not in fixed]
-    plain = re.sub(r"=/?|/(?=[^=]*=)", "-", "_".join(varied))
+    parts = (one.partition("=") for one in varied)
+    plain = "_".join(f"{key.replace('/', '-')}-{value}" for key, _, value in parts)
     name = re.sub(r"[^\w.+-]+", "-", plain)  # Hydra would want quotes for more
     name += f"_{job.job.num}" * (name != plain)  # values that differ only in what is left out stay apart
     return os.path.join(cfg.out, name if varied and len(name.encode()) <= 120 else str(job.job.num))

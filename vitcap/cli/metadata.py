@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -97,10 +97,10 @@ def _read(path: str) -> _Found:
             image = exiv2().Image(os.path.realpath(path))
         except UnicodeEncodeError:  # a name that is not UTF-8
             image = exiv2().ImageData(Path(path).read_bytes())
-        modes, xmp = image.get_access_mode(), image.read_xmp()
-        iptc = image.read_iptc("latin-1")
-        kind = image.get_mime_type().removeprefix("image/").removeprefix("x-ms-").upper()
-        image.close()
+        with closing(image):
+            modes, xmp = image.get_access_mode(), image.read_xmp()
+            iptc = image.read_iptc("latin-1")
+            kind = image.get_mime_type().removeprefix("image/").removeprefix("x-ms-").upper()
     old = xmp.get(_DESCRIPTION, {})
     writable = frozenset(name for name in ("iptc", "xmp") if modes[name] == "read+write")
     return _Found(kind, writable, old if isinstance(old, dict) else {_DEFAULT: str(old)}, iptc)

@@ -58,6 +58,7 @@ def validate(data: Any, path: Path, refuse: Callable[[str], None], *, skip: bool
 
 
 def is_id(value: object) -> bool:
+    """Whether a value of a JSON file can be an id: a whole number or a text."""
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 

@@ -144,6 +144,11 @@ ELSEWHERE = [  # several processes, sweeps, W&B: test_distributed.py, test_run*.
 ]
 
 
+@pytest.mark.parametrize("command", sorted({c for c in IN_TABLES if re.match(RUNS, c)} - {*ELSEWHERE}))
+def test_commands_in_tables_run(command, desk):
+    desk.run(command)
+
+
 @pytest.mark.parametrize("command", sorted({*IN_TABLES, *ELSEWHERE}))
 def test_other_script_commands_compose_and_leave_nothing_open(command):
     (name,) = re.findall(r"scripts/(\w+)\.py", command)
